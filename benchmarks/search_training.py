@@ -80,7 +80,7 @@ def train(
     with make_executor(config.run, maker.task.device) as executor:
         trainer = HostTrainer(maker.task, training, executor)
         try:
-            loop, alone = no_growth_loop(trainer, training[0].host.slot_names)
+            loop, alone = no_growth_loop(trainer)
             *_, state = loop.without_growth(seed)
             return (
                 state.committed.copy(),

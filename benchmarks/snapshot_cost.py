@@ -70,7 +70,7 @@ def measure(name: str, task: Task) -> str:
         site.parameters for site in training.sites
     )
     return (
-        f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
+        f"| {name} | {parameters:,} | {snapshot.held().total() / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"
     )
 

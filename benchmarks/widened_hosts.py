@@ -116,7 +116,7 @@ def accuracies(maker: EnvMaker, task: Task, hosts: range, seed: int) -> Floats:
         make_executor(config.run, task.device) as executor,
         closing(HostTrainer(task, training, executor)) as trainer,
     ):
-        loop, alone = no_growth_loop(trainer, training[0].host.slot_names)
+        loop, alone = no_growth_loop(trainer)
         *_, state = loop.without_growth(seed)
         return alone.test_accuracy(state)
 

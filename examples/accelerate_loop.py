@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+EPOCHS = 30
+if len(sys.argv) > 1:
+    EPOCHS = int(sys.argv[1])
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -67,11 +69,9 @@ for _ in range(EPOCHS):
             scheduler.step()
             optimizer.zero_grad()
     step = grower.step(lambda model: right(model, validation))
-    done = (
-        ""
-        if step.action is None
-        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    )
+    done = ""
+    if step.action is not None:
+        done = f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
     accelerator.print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %{done}")
 
 network = grower.finish()

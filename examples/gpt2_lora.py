@@ -15,7 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import esper
 from esper.data.tasks import load_task
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+EPOCHS = 16
+if len(sys.argv) > 1:
+    EPOCHS = int(sys.argv[1])
 BATCH, STEPS, SEQUENCES = 16, 25, 128
 
 torch.manual_seed(0)
@@ -32,7 +34,7 @@ model = GPT2LMHeadModel(
         eos_token_id=0,
     )
 )
-parameters = sum(p.numel() for p in model.parameters())
+parameters = nn.utils.parameters_to_vector(model.parameters()).numel()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(
     optimizer, max_lr=3e-3, total_steps=EPOCHS * STEPS
@@ -65,11 +67,9 @@ for _ in range(EPOCHS):
         optimizer.step()
         scheduler.step()
     step = grower.step(lambda model: right(model, validation))
-    done = (
-        ""
-        if step.action is None
-        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    )
+    done = ""
+    if step.action is not None:
+        done = f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
     print(
         f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
     )
@@ -84,7 +84,7 @@ with torch.no_grad():
         .abs()
         .max()
     )
-same = sum(p.numel() for p in merged.parameters()) == parameters
+same = nn.utils.parameters_to_vector(merged.parameters()).numel() == parameters
 print(
     f"{grower.kept}, merged into a {type(merged).__name__} of {'as many' if same else 'more'} parameters: ",
     end="",

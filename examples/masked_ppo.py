@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from esper.env.flat_action import FlatActionVector
 
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+ROUNDS = 40
+if len(sys.argv) > 1:
+    ROUNDS = int(sys.argv[1])
+SEED = 0
+if len(sys.argv) > 2:
+    SEED = int(sys.argv[2])
 HOSTS, EPOCHS = 64, 25  # a round is one episode of each host, 1,600 steps
 PASSES, BATCH, RATE = 6, 400, 2e-3
 GAMMA, LAMBDA, CLIP, ENTROPY, MAX_NORM = 0.995, 0.97, 0.2, 0.02, 0.5

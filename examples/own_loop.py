@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import esper
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+EPOCHS = 30
+if len(sys.argv) > 1:
+    EPOCHS = int(sys.argv[1])
 BATCH = 50
 
 torch.manual_seed(0)
@@ -31,7 +33,7 @@ model = nn.Sequential(
     nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
     nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
 )
-parameters = sum(p.numel() for p in model.parameters())
+parameters = nn.utils.parameters_to_vector(model.parameters()).numel()
 optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(
     optimizer, max_lr=0.02, total_steps=EPOCHS * 1000 // BATCH
@@ -61,17 +63,15 @@ for _ in range(EPOCHS):
         optimizer.step()
         scheduler.step()
     step = grower.step(lambda model: right(model, validation))
-    done = (
-        ""
-        if step.action is None
-        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    )
+    done = ""
+    if step.action is not None:
+        done = f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
     print(
         f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
     )
 
 network = grower.finish()
-added = sum(p.numel() for p in network.parameters()) - parameters
+added = nn.utils.parameters_to_vector(network.parameters()).numel() - parameters
 print(
     f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added"
 )

@@ -14,21 +14,23 @@ import esper
 from esper.agents.controller import EnvView, PerEnvController
 from esper.core.action import Op
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+EPOCHS = 60
+if len(sys.argv) > 1:
+    EPOCHS = int(sys.argv[1])
 BATCH = 32
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
 features, target = load_diabetes(return_X_y=True)
 rows = torch.randperm(len(target))
-x, y = (
-    torch.tensor(values, dtype=torch.float32)[rows] for values in (features, target)
-)
+x = torch.tensor(features, dtype=torch.float32)[rows]
+y = torch.tensor(target, dtype=torch.float32)[rows]
 train, validation, test = slice(0, 242), slice(242, 342), slice(342, None)
-x, y = ((values - values[train].mean(0)) / values[train].std(0) for values in (x, y))
+x = (x - x[train].mean(0)) / x[train].std(0)
+y = (y - y[train].mean(0)) / y[train].std(0)
 
 model = nn.Sequential(nn.Sequential(nn.Linear(10, 2), nn.Tanh()), nn.Linear(2, 1))
-parameters = sum(p.numel() for p in model.parameters())
+parameters = nn.utils.parameters_to_vector(model.parameters()).numel()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 
 
@@ -56,11 +58,14 @@ def r2(model: nn.Module, rows: slice) -> Tensor:
     )
 
 
+controller = KeepWhatPays
+if len(sys.argv) > 2:
+    controller = sys.argv[2]
 grower = esper.Grower(
     model,
     sites=["0"],
     optimizer=optimizer,
-    controller=sys.argv[2] if len(sys.argv) > 2 else KeepWhatPays,
+    controller=controller,
     horizon=EPOCHS,
     points=100,  # R² is a fraction: from 0 of a useless model to 1 of a perfect one
 )
@@ -78,7 +83,7 @@ for _ in range(EPOCHS):
         )
 
 network = grower.finish()
-added = sum(p.numel() for p in network.parameters()) - parameters
+added = nn.utils.parameters_to_vector(network.parameters()).numel() - parameters
 print(
     f"test: R² {r2(network, test).mean():.3f} with {grower.kept or 'no seeds'}, {added} parameters added"
 )

@@ -17,8 +17,12 @@ resnet = import_torchvision(
     "torchvision.models.resnet"
 )  # works with a CPU build of torch, too
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-SCHEDULE = f"schedule:{Path(__file__).with_name('two_convolutions.toml')}"
+EPOCHS = 20
+if len(sys.argv) > 1:
+    EPOCHS = int(sys.argv[1])
+controller = f"schedule:{Path(__file__).with_name('two_convolutions.toml')}"
+if len(sys.argv) > 2:
+    controller = sys.argv[2]
 BATCH = 50
 
 torch.manual_seed(0)
@@ -42,7 +46,7 @@ for _ in range(50):
 model.requires_grad_(False)
 frozen = [module for module in model.children() if module is not model.fc]
 model.fc = nn.Linear(512, 5)
-parameters = sum(p.numel() for p in model.parameters())
+parameters = nn.utils.parameters_to_vector(model.parameters()).numel()
 optimizer = torch.optim.AdamW(model.fc.parameters(), lr=3e-3)
 
 
@@ -56,7 +60,7 @@ grower = esper.Grower(
     model,
     sites=["layer1", "layer2"],
     optimizer=optimizer,
-    controller=sys.argv[2] if len(sys.argv) > 2 else SCHEDULE,
+    controller=controller,
     horizon=EPOCHS,
 )
 for _ in range(EPOCHS):
@@ -68,17 +72,15 @@ for _ in range(EPOCHS):
         nn.functional.cross_entropy(model(x[rows]), y[rows] - 5).backward()
         optimizer.step()
     step = grower.step(lambda model: right(model, validation))
-    done = (
-        ""
-        if step.action is None
-        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    )
+    done = ""
+    if step.action is not None:
+        done = f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
     print(
         f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
     )
 
 network = grower.finish()
-added = sum(p.numel() for p in network.parameters()) - parameters
+added = nn.utils.parameters_to_vector(network.parameters()).numel() - parameters
 print(
     f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added"
 )

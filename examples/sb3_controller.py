@@ -18,7 +18,9 @@ from esper.core.mask import legal_joint_actions
 from esper.env.flat_action import FlatAction
 from esper.env.slot_env import SlotVectorEnv
 
-EPISODES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+EPISODES = 100
+if len(sys.argv) > 1:
+    EPISODES = int(sys.argv[1])
 LESSON = {
     "episode_length": 25,
     "min_prune_age": 25,

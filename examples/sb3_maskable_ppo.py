@@ -15,7 +15,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from esper.env.flat_action import FlatActionVector
 
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 13
+ROUNDS = 13
+if len(sys.argv) > 1:
+    ROUNDS = int(sys.argv[1])
 HOSTS, EPOCHS = 64, 25  # a round is one episode of each host, 1,600 steps
 
 
@@ -60,7 +62,7 @@ class HostsVecEnv(VecEnv):
         raise AttributeError(f"all hosts are one vector env: set {name} on venv.env")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        return [False for _ in self._get_indices(indices)]
+        return [False] * len(list(self._get_indices(indices)))
 
     def close(self) -> None:
         self.env.close()

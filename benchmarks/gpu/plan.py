@@ -15,7 +15,6 @@ STREAM_FILES = (
     "test_grower.py",
     "test_devices.py",
     "test_no_fallback.py",
-    "test_pinned_copies.py",
     "test_training_time.py",
     "test_tuned.py",
 )

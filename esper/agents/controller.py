@@ -13,8 +13,7 @@ import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
-from esper.core.arrays import Bools, Floats, Ints
-from esper.core.arrays import Float32s as Float32s
+from esper.core.arrays import Bools, Float32s, Floats, Ints
 from esper.core.observation import ObservationLayout
 from esper.core.stage import STAGES, SeedStage
 
@@ -80,6 +79,10 @@ class PerEnvController(ABC):
         self.config = config or TrainingConfig()
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027  most controllers have no settings
+        """Reads settings from ``config`` and makes the state of E envs; called once, last of all."""
 
     def begin(self, mask: Bools | None = None) -> None:
         """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
@@ -147,7 +150,12 @@ class EnvView:
         # The entry is a symlog, which of a number that is not negative is log1p.
         return round(math.expm1(self.value("epochs_left")))
 
-    def choice(self, slot: str, blueprint: str, name: str) -> float:
+    def choice(
+        self,
+        slot: str,
+        blueprint: str,
+        name: str,
+    ) -> float:
         """Returns an entry of a seed that could be planted."""
         return self.value(f"{slot}/{blueprint}/{name}")
 

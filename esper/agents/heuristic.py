@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from esper.agents.controller import EnvView, PerEnvController
-from esper.config import Durations, TrainingConfig
-from esper.core.action import ActionSpec, Op, nearest_tempo
+from esper.config import Durations
+from esper.core.action import Op, nearest_tempo
 from esper.core.arrays import Ints
-from esper.core.observation import ObservationLayout
 from esper.core.stage import SeedStage
 
 SMALLEST = 1e-6
@@ -33,22 +32,15 @@ class HeuristicController(PerEnvController):
 
     EPISODE_STATE: tuple[str, ...] = ("kept", "failed")
 
-    def __init__(
-        self,
-        spec: ActionSpec,
-        layout: ObservationLayout,
-        n_envs: int,
-        run_seed: int = 0,
-        config: TrainingConfig | None = None,
-    ) -> None:
-        super().__init__(spec, layout, n_envs, run_seed, config)
+    def prepare(self) -> None:
+        horizon = self.layout.horizon
         self.rule = self.config.heuristic
-        self.incubation = Durations.of(self.config, layout.horizon).min_training_epochs
-        self.patience = max(self.incubation, math.ceil(self.rule.patience * layout.horizon))
-        self.tempo = nearest_tempo(self.rule.ramp * layout.horizon)
-        self.kept: list[list[str]] = [[] for _ in range(n_envs)]
+        self.incubation = Durations.of(self.config, horizon).min_training_epochs
+        self.patience = max(self.incubation, math.ceil(self.rule.patience * horizon))
+        self.tempo = nearest_tempo(self.rule.ramp * horizon)
+        self.kept: list[list[str]] = [[] for _ in range(self.n_envs)]
         """Blueprints of the seeds kept in this episode."""
-        self.failed: list[list[list[str]]] = [[] for _ in range(n_envs)]
+        self.failed: list[list[list[str]]] = [[] for _ in range(self.n_envs)]
         """Slot and blueprint of each seed that was removed."""
 
     def begin_episode(self, env: int) -> None:
@@ -178,7 +170,12 @@ class HeuristicController(PerEnvController):
                     possible.append((slot, name))
         return possible
 
-    def _preferred(self, env: int, slot: str, view: EnvView) -> list[str]:
+    def _preferred(
+        self,
+        env: int,
+        slot: str,
+        view: EnvView,
+    ) -> list[str]:
         """Returns the blueprints, the most promising first: what was kept elsewhere in this episode, then by size.
 
         A blueprint that failed in one slot may be the best of another.
@@ -193,12 +190,22 @@ class HeuristicController(PerEnvController):
         return sorted(by_size, key=self.kept[env].count, reverse=True)
 
 
-def _above(view: EnvView, slot: str, name: str, errors: float) -> bool:
+def _above(
+    view: EnvView,
+    slot: str,
+    name: str,
+    errors: float,
+) -> bool:
     """Whether a measurement of a seed is positive by more than this many of its standard errors."""
     return view.slot(slot, name) > errors * view.slot(slot, f"{name}_error")
 
 
-def _below(view: EnvView, slot: str, name: str, errors: float) -> bool:
+def _below(
+    view: EnvView,
+    slot: str,
+    name: str,
+    errors: float,
+) -> bool:
     """Whether a measurement of a seed is negative by more than this many of its standard errors."""
     return view.slot(slot, name) < -errors * view.slot(slot, f"{name}_error")
 
@@ -214,20 +221,13 @@ class PlateauController(HeuristicController):
 
     EPISODE_STATE = (*HeuristicController.EPISODE_STATE, "best")
 
-    def __init__(
-        self,
-        spec: ActionSpec,
-        layout: ObservationLayout,
-        n_envs: int,
-        run_seed: int = 0,
-        config: TrainingConfig | None = None,
-    ) -> None:
-        super().__init__(spec, layout, n_envs, run_seed, config)
+    def prepare(self) -> None:
+        super().prepare()
         rule = self.config.plateau
         self.margin = rule.margin
-        self.window = max(rule.min_window_epochs, math.ceil(rule.window * layout.horizon))
+        self.window = max(rule.min_window_epochs, math.ceil(rule.window * self.layout.horizon))
         """Length of a plateau in epochs."""
-        self.best: list[list[float]] = [[] for _ in range(n_envs)]
+        self.best: list[list[float]] = [[] for _ in range(self.n_envs)]
         """Best accuracy (pp) at each decision since the last seed was planted."""
 
     def begin_episode(self, env: int) -> None:

@@ -14,10 +14,8 @@ import math
 from typing import NamedTuple
 
 from esper.agents.controller import EnvView, PerEnvController
-from esper.config import TrainingConfig
-from esper.core.action import ActionSpec, Op, nearest_tempo
+from esper.core.action import Op, nearest_tempo
 from esper.core.arrays import Ints
-from esper.core.observation import ObservationLayout
 from esper.core.stage import SeedStage
 
 
@@ -39,24 +37,16 @@ class PlansController(PerEnvController):
 
     EPISODE_STATE = ("given_up",)
 
-    def __init__(
-        self,
-        spec: ActionSpec,
-        layout: ObservationLayout,
-        n_envs: int,
-        run_seed: int = 0,
-        config: TrainingConfig | None = None,
-    ) -> None:
-        super().__init__(spec, layout, n_envs, run_seed, config)
+    def prepare(self) -> None:
         rule = self.config.plans
-        horizon = layout.horizon
+        horizon = self.layout.horizon
         self.patience = rule.patience
         self.tempo = nearest_tempo(rule.ramp * horizon)
         self.life = max(rule.min_life_epochs, math.ceil(rule.life * horizon))
         """Epochs from planting a seed to keeping it."""
         self.blend = max(rule.min_blend_epochs, math.ceil(rule.blend * horizon))
         """The same from the start of blending."""
-        self.given_up: list[list[str]] = [[] for _ in range(n_envs)]
+        self.given_up: list[list[str]] = [[] for _ in range(self.n_envs)]
         """Slots whose seed was given up in this episode."""
 
     def begin_episode(self, env: int) -> None:

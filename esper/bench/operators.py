@@ -14,12 +14,10 @@ from torch.optim import Optimizer
 from esper.bench.case import BenchArgs, BenchPair, Case, Size, dtype_name
 from esper.hosts.zoo import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.ops.optimizer import FusedOptimizer, step_all
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW, FusedOptimizer, step_all
 from esper.ops.stage_batch import normalisation_table, stage_images
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -26,7 +26,7 @@ COMMANDS = {
     "tasks": "List the tasks, blueprints and controllers.",
 }
 
-PLACES = {"tasks": "info.tasks", "sites": "info.sites"}
+PLACES = {"tasks": "info.tasks", "sites": "info.sites", "show": "report.show"}
 """Module and name of commands that are not ``NAME.command``."""
 
 EXIT_CODES = {

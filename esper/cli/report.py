@@ -1,4 +1,4 @@
-"""`esper report`: one HTML page about one or more runs."""
+"""`esper report`, an HTML page about runs, and `esper show`, the status of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from esper.cli.options import PATH
+
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN...]", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN...]", type=PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.html",
     help="File to write.  [default: RUN/report.html; for several runs, ./report.html]",
 )
@@ -25,3 +27,28 @@ def command(runs: tuple[Path, ...], out: Path | None) -> None:
 
     path = write_report(runs, out)
     click.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+@click.command("show")
+@click.argument("run", type=PATH)
+@click.option(
+    "--watch", "watching", is_flag=True, help="Keep showing it until the run ends; Ctrl-C stops only the view."
+)
+def show(run: Path, watching: bool) -> None:
+    """Show the status of a run: progress, accuracy, verdict, slots, agent, time and latest events.
+
+    RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
+    shown as far as they go.
+    """
+    from esper.show.read import is_comparison, open_run, saved_tables
+
+    if is_comparison(run):
+        click.echo(saved_tables(run))
+        return
+    from esper.show import live
+
+    opened = open_run(run)
+    if watching:
+        live.watch(opened)
+    else:
+        live.show(opened)

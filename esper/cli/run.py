@@ -41,7 +41,7 @@ MAX_READ = 200_000_000
     "--track",
     multiple=True,
     metavar="NAME",
-    help="Also show the run in tensorboard, wandb or trackio; can be repeated.",
+    help="Also show the run in tensorboard; wandb and trackio need a Python program with an active run.",
 )
 @click.option(
     "--resume",

@@ -6,8 +6,8 @@ of their own, which are saved as they play, are compared by :mod:`esper.compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from esper.compare.runner import (
     GrowingRunner,
     HostResult,
     Progress,
-    Store,
+    Results,
     maker_of,
     play,
     split_pairs,
@@ -100,39 +100,40 @@ def compare_controllers(
         raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
     for controller in named.values():
         ControllerSpec.of(controller).check()
-    maker = maker_of(config, task)
-    with held_out_arms(maker, named, pairs) as arms:
-        order = np.random.default_rng([config.run.seed + HELD_OUT, len(arms)])
-        hosts = play(arms, pairs, Store(), maker.config.env.n_envs, order, progress)
-    return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
+    return play_held_out(maker_of(config, task), named, pairs, progress)
 
 
-@contextmanager
-def held_out_arms(
+@one_thread()
+def play_held_out(
     maker: EnvMaker,
     controllers: Mapping[str, str | OwnController],
     pairs: int,
+    progress: Progress | None = None,
     baseline: Baseline | None = None,
     experience: Mapping[str, Any] | None = None,
-) -> Iterator[dict[str, ArmRunner]]:
-    """Yields the arms of ``controllers`` on held-out hosts, by name, and closes them after the block.
+    results: Results | None = None,
+) -> list[ArmResult]:
+    """Plays ``controllers`` on ``pairs`` held-out hosts of the run seed, which no agent learns on.
 
     Args:
-        pairs: number of hosts of each arm.
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
         experience: the experience that every controller starts with; None: its own, if it has any.
+        results: rounds that are not played again; new ones are added before ``progress`` is called.
     """
-    run_seed = maker.config.run.seed + HELD_OUT  # of hosts that no agent learns on
-    _, n_envs = split_pairs(pairs, maker.config.env.n_envs)
+    run_seed = maker.config.run.seed + HELD_OUT
+    size = maker.config.env.n_envs
+    _, n_envs = split_pairs(pairs, size)
     baselines: dict[Any, Baseline] = {}  # measured once for all arms
     arms: dict[str, ArmRunner] = {}
-    with one_thread(), ExitStack() as stack:  # closes the arms before one that cannot be made
+    with ExitStack() as stack:  # closes the arms before one that cannot be made
         for name, controller in controllers.items():
             arm = GrowingRunner(maker, controller, n_envs, run_seed, baselines, experience, count_flops=False)
             arms[name] = stack.enter_context(closing(arm))
             if arm.env.baseline is None:
                 arm.env.configure(baseline=baseline)
-        yield arms
+        order = np.random.default_rng([run_seed, len(arms)])
+        hosts = play(arms, pairs, size, order, progress, results)
+    return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
 
 
 @dataclass(frozen=True)

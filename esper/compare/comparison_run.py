@@ -23,7 +23,7 @@ from esper.compare.analysis import analyse, metrics_of
 from esper.compare.arms import Arm
 from esper.compare.comparison import ComparisonResult
 from esper.compare.controls import CONTROLS
-from esper.compare.folder import RESULTS, ComparisonFolder, SavedRounds, Settings
+from esper.compare.folder import RESULTS, ComparisonFolder, Settings
 from esper.compare.runner import (
     ArmRunner,
     GrowingRunner,
@@ -213,10 +213,11 @@ class ComparisonRun:
                 play(
                     seed.ready(),
                     self.pairs,
-                    SavedRounds(self.results[index], files=self.files, first=index * self.rounds),
                     self.first.config.env.n_envs,
                     seed.order,
                     partial(self._tell, seed.seed),
+                    self.results[index],
+                    partial(self.files.save_round, index * self.rounds),
                 )
             self._next = None
 

@@ -122,19 +122,9 @@ class ComputeMeter:
         with counting() as training:
             add_gradients(stand_in, x, y, None)
         few = Split(split.x[:SAMPLE], y, split.table)
-        calibration = stand_in.calibration
         with counting() as validation:
-            evaluate(
-                stand_in,
-                few,
-                list(kind.configurations),
-                None if calibration is None else calibration[:n],
-            )
-        validated = validation.get_total_flops() / n
-        if calibration is not None:
-            # Half of the passes calibrate, on these samples instead of the split.
-            validated *= (1 + len(calibration) / len(split)) / 2
-        return training.get_total_flops() / n, validated
+            evaluate(stand_in, few, list(kind.configurations))
+        return training.get_total_flops() / n, validation.get_total_flops() / n
 
     def _stand_in(self, kind: EpochKind) -> HostTraining:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""

@@ -21,14 +21,13 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
-from esper.env.ranked_backend import OtherRanks
+from esper.env.rank_hosts import RankServer, shares_of_others
 from esper.env.training_backend import make_trainings
 from esper.files.grown_host import assemble
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.training.execution.tiers import make_executor
-from esper.training.host_state import copies_to_pin
 from esper.training.host_trainer import HostTrainer
 from esper.training.rng import seeded
 
@@ -74,20 +73,14 @@ class ControlRunner(ArmRunner):
         if self.ranks is None:
             return self.train(number, grown)
 
-        n = len(grown)
-        shared = self.ranks.share(n)
-
-        def part(rows: slice) -> tuple[Any, ...]:
-            """Returns the arguments with which another rank trains these rows."""
-            arguments = (type(self), self.control_of, self.run_seed, number, grown[rows], rows.start)
-            return self.config, train_part, arguments
-
-        def mine() -> list[HostResult]:
-            return self.train(number, grown[: len(shared)])
-
+        calls = {}
+        for rank, rows in shares_of_others(self.ranks, len(grown)).items():
+            part = (type(self), self.control_of, self.run_seed, number, grown[rows], rows.start)
+            calls[rank] = (RankServer.apply, self.config, train_part, part)
+        self.ranks.start(calls)
         # In the order of hosts: this rank's part is the first one.
-        others = OtherRanks(self.ranks, n)
-        return list(chain(*others.apply(part, mine)))
+        mine = self.train(number, grown[: len(self.ranks.share(len(grown)))])
+        return list(chain(mine, *self.ranks.finish().values()))
 
     def train(self, number: int, grown: Sequence[HostResult], first: int = 0) -> list[HostResult]:
         """Trains the control of host i as env ``first`` + i of the round.
@@ -103,8 +96,7 @@ class ControlRunner(ArmRunner):
             make_executor(self.local_run, self.task.device) as executor,
             closing(HostTrainer(self.task, training, executor)) as trainer,
         ):
-            pinned = copies_to_pin(self.local_run, training)
-            loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
+            loop, alone = no_growth_loop(trainer)
             watch(alone)
             loop.state.episode[:] = number - 1  # the next episode is that of this round
             *_, state = loop.without_growth(self.run_seed)

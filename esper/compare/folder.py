@@ -8,14 +8,14 @@ import os
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from esper.agents.script import schedule_file
 from esper.agents.spec import ControllerSpec
 from esper.compare.arms import Arm
-from esper.compare.runner import HostResult, Results, Store
+from esper.compare.runner import HostResult, Results
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import confirmed, is_user_task
 from esper.files import checkpoint
@@ -139,11 +139,21 @@ class ComparisonFolder:
             raise ConfigError(f"{self.path} is a part of a comparison, and parts are no longer played: {NO_PARTS}")
         return settings
 
-    def save_round(self, arm: str, number: int, hosts: Sequence[HostResult], seconds: float) -> None:
-        """Appends a round, which took ``seconds``, to the file of played rounds; it is on disk when this returns."""
+    def save_round(
+        self,
+        first: int,
+        arm: str,
+        number: int,
+        hosts: Sequence[HostResult],
+        seconds: float,
+    ) -> None:
+        """Appends a round, which took ``seconds``, to the file of played rounds; it is on disk when this returns.
+
+        ``number`` counts from ``first``, the number of rounds of earlier training seeds.
+        """
         entry = {
             "arm": arm,
-            "round": number,
+            "round": first + number,
             "seconds": round(seconds, 3),
             "hosts": [host.plain() for host in hosts],
         }
@@ -185,18 +195,6 @@ class ComparisonFolder:
             with file.open("rb+") as open_file:
                 open_file.truncate(len(complete))
         return list(map(json.loads, complete.decode("utf-8").splitlines()))
-
-
-@dataclass
-class SavedRounds(Store):
-    """Keeps rounds in the folder of a comparison, too; their numbers there count on from ``first``."""
-
-    files: ComparisonFolder = field(kw_only=True)
-    first: int = field(kw_only=True)
-
-    def save(self, arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
-        super().save(arm, number, hosts, seconds)
-        self.files.save_round(arm, self.first + number, hosts, seconds)
 
 
 def resume_command(folder: Path, arms: Sequence[Arm]) -> str:

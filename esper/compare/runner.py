@@ -88,15 +88,8 @@ Results = dict[str, dict[int, list[HostResult]]]
 """Results of the hosts by arm and round."""
 
 
-@dataclass
-class Store:
-    """Keeps the rounds that arms have played, in memory only."""
-
-    results: Results = field(default_factory=dict)
-
-    def save(self, arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
-        """Keeps the hosts of an arm's round ``number``, which took ``seconds``."""
-        self.results[arm][number] = hosts
+Save = Callable[[str, int, list[HostResult], float], None]
+"""Receives an arm, the number of a round, its hosts, and the seconds that the round took."""
 
 
 class ArmRunner(ABC):
@@ -260,10 +253,11 @@ def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
 def play(
     arms: Mapping[str, ArmRunner],
     pairs: int,
-    store: Store,
     n_envs: int,
     order: np.random.Generator,
     progress: Progress | None = None,
+    results: Results | None = None,
+    save: Save | None = None,
 ) -> dict[str, list[HostResult]]:
     """Plays ``pairs`` hosts with every arm: pair i is the same (env, episode) for each of them.
 
@@ -272,15 +266,18 @@ def play(
 
     Args:
         arms: by name, each for as many hosts a round as :func:`split_pairs` says.
-        store: rounds that it has are not played again; each new one is saved there before ``progress`` is called.
         n_envs: max number of hosts per round.
         order: draws the order of arms; no result depends on it.
+        results: rounds that are not played again; new ones are added.
+        save: receives each new round before ``progress`` is called.
 
     Returns the hosts of each arm in the order of their pairs. Raises KeyboardInterrupt if the process that started the
     ranks is gone.
     """
+    if results is None:
+        results = {}
     for name, arm in arms.items():
-        store.results.setdefault(name, {})
+        results.setdefault(name, {})
         arm.prepare()
     rounds, _ = split_pairs(pairs, n_envs)
     for number in range(rounds):
@@ -290,22 +287,20 @@ def play(
             ready = [name for name in waiting if arms[name].control_of not in waiting]
             name = ready[order.integers(len(ready))]
             waiting.remove(name)
-            if number in store.results[name]:  # by an earlier process
+            if number in results[name]:  # by an earlier process
                 continue
-            _play_arm(name, arms[name], number, store)
+            arm = arms[name]
+            if arm.ranks is not None and arm.ranks.orphaned:
+                raise KeyboardInterrupt
+            grown: Sequence[HostResult] = ()
+            if arm.control_of is not None:
+                grown = results[arm.control_of][number]
+            started = time.perf_counter()
+            hosts = arm.play(number, grown)
+            results[name][number] = hosts
+            if save is not None:
+                save(name, number, hosts, time.perf_counter() - started)
             if progress is not None:
-                accuracy = float(np.mean([host.accuracy for host in store.results[name][number]]))
+                accuracy = float(np.mean([host.accuracy for host in hosts]))
                 progress(ArmPlayed(name, number + 1, rounds, accuracy))
-    return in_order(store.results, pairs)
-
-
-def _play_arm(name: str, arm: ArmRunner, number: int, store: Store) -> None:
-    """Plays one round of one arm, and saves it."""
-    if arm.ranks is not None and arm.ranks.orphaned:
-        raise KeyboardInterrupt
-    grown: Sequence[HostResult] = ()
-    if arm.control_of is not None:
-        grown = store.results[arm.control_of][number]
-    started = time.perf_counter()
-    hosts = arm.play(number, grown)
-    store.save(name, number, hosts, time.perf_counter() - started)
+    return in_order(results, pairs)

@@ -2,6 +2,7 @@
 
 from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansConfig, PlateauConfig, PPOConfig
 from esper.config.files import read_toml, set_dotted
+from esper.config.resolved import HostTrainingConfig, ResolvedConfig
 from esper.config.task import Optimizer, Precision, TaskConfig
 from esper.config.telemetry import AnomalyConfig, TrackConfig
 from esper.config.training import (
@@ -26,11 +27,13 @@ __all__ = [
     "GateConfig",
     "GovernorConfig",
     "HeuristicConfig",
+    "HostTrainingConfig",
     "Optimizer",
     "PPOConfig",
     "PlansConfig",
     "PlateauConfig",
     "Precision",
+    "ResolvedConfig",
     "RewardConfig",
     "RewardMode",
     "RunConfig",

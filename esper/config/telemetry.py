@@ -12,17 +12,11 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
 class TrackConfig(Section):
-    """Trackers that show a run. They cannot slow, stop or change it: a tracker that is too slow loses events, and the
-    run reports how many."""
+    """Trackers that show a run. They cannot stop or change it: a tracker that fails is dropped and reported."""
 
     to: tuple[Tracker, ...] = ()
-    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`), wandb, trackio."""
-    project: str = "esper"
-    """Name of the project in wandb and trackio."""
-    queue: Count = 10_000
-    """Max events in the queue of each tracker; events that arrive while it is full are dropped and counted."""
-    patience: NonNegative = 10.0
-    """Max seconds that the end of the run waits for each tracker to write the events in its queue."""
+    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`); wandb or trackio, in a
+    Python program that has an active run of theirs."""
 
     @field_validator("to", mode="before")
     @classmethod

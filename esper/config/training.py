@@ -22,6 +22,17 @@ from esper.config.telemetry import AnomalyConfig, TrackConfig
 from esper.config.types import Count, Finite, Fraction, Listed, Names, NonNegative, Positive, Section
 from esper.errors import ConfigError, did_you_mean
 
+REMOVED = {
+    "run.max_device_copies_mib": (None, "snapshots lie beside their hosts; fewer hosts (env.n_envs) need less memory"),
+    "env.recalibrate": (
+        False,
+        "all configurations use the BatchNorm statistics that training gathered, as with false",
+    ),
+    "track.project": ("esper", "wandb.init() names the project"),
+    "track.queue": (10_000, "trackers have no queue"),
+    "track.patience": (10.0, "trackers have no queue"),
+}
+"""Keys of earlier versions: their defaults, which are ignored, and what is so without them."""
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 MAX_PROBLEMS = 5
@@ -58,10 +69,6 @@ class RunConfig(Section):
     lanes: Count | None = None
     """Number of worker threads, which train one env each at a time; None: one per core that may be used. No effect on a
     GPU. Results do not depend on it."""
-    max_device_copies_mib: Positive | None = None
-    """Max memory of one GPU, in MiB, for the snapshots that an env keeps of all its hosts there: two each, for
-    rollbacks. If they are estimated to take more, the older ones move to pinned CPU memory, then the newest ones. None:
-    no limit. Results do not depend on it; it has no effect on a CPU, where both are ordinary memory."""
     mark_phases: bool = False
     """Mark the phases of a step in profiler traces, as ranges of torch.profiler and, with CUDA, of NVTX."""
 
@@ -131,9 +138,6 @@ class EnvConfig(Section):
     decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
     would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
     others. None: the task's default, false for tasks of one's own."""
-    recalibrate: bool = False
-    """Whether each counterfactual configuration is validated with its own BatchNorm statistics, estimated on the first
-    256 training samples; otherwise all use the statistics gathered in training, with the seeds on."""
     baseline_episodes: Count = 8
     """Number of hosts without seeds whose mean curve is the no-growth baseline."""
     min_prune_age: Count | None = None
@@ -238,6 +242,20 @@ class TrainingConfig(Section):
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_defaults(cls, given: Any) -> Any:
+        """Ignores removed keys with their defaults, which run folders and policies of earlier versions have."""
+        if not isinstance(given, dict):
+            return given
+        tables = dict(given)
+        for path, (default, _) in REMOVED.items():
+            section, _, name = path.partition(".")
+            table = tables.get(section)
+            if isinstance(table, dict) and table.get(name, ...) == default:
+                tables[section] = {key: value for key, value in table.items() if key != name}
+        return tables
+
     @model_validator(mode="after")
     def _loss_has_a_unit(self) -> Self:
         if self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:
@@ -311,12 +329,16 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
     location = [str(part) for part in problem["loc"]]
     if problem["type"] != "extra_forbidden":
         return f"{'.'.join(location)}: {problem['msg']}, not {_shown(problem['input'])}"
+    path = ".".join(location)
+    if path in REMOVED:
+        _, reason = REMOVED[path]
+        return f"{path} is no longer there: {reason}"
     section: Any = root
     for part in location[:-1]:
         section = section.model_fields[part].annotation
     place = ".".join(location[:-1]) or "the config"
     similar = did_you_mean(location[-1], section.model_fields)
-    return f"unknown key {'.'.join(location)}{similar}; {place} has: {', '.join(section.model_fields)}"
+    return f"unknown key {path}{similar}; {place} has: {', '.join(section.model_fields)}"
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,16 +48,14 @@ ALPHA_CURVES = (
     "logistic_24",
 )
 
-RELEVANT: Mapping[Op, tuple[str, ...]] = MappingProxyType(
-    {
-        Op.WAIT: (),
-        Op.GERMINATE: ("slot", "blueprint", "style", "tempo", "alpha_target"),
-        Op.SET_ALPHA_TARGET: ("slot", "alpha_target", "alpha_speed", "alpha_curve"),
-        Op.PRUNE: ("slot", "alpha_speed", "alpha_curve"),
-        Op.FOSSILIZE: ("slot",),
-        Op.ADVANCE: ("slot",),
-    }
-)
+RELEVANT: Mapping[Op, tuple[str, ...]] = {
+    Op.WAIT: (),
+    Op.GERMINATE: ("slot", "blueprint", "style", "tempo", "alpha_target"),
+    Op.SET_ALPHA_TARGET: ("slot", "alpha_target", "alpha_speed", "alpha_curve"),
+    Op.PRUNE: ("slot", "alpha_speed", "alpha_curve"),
+    Op.FOSSILIZE: ("slot",),
+    Op.ADVANCE: ("slot",),
+}
 """Heads that matter for each op; the others are 0."""
 
 

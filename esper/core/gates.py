@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,12 @@ from esper.core.slots import Bools, Slots
 from esper.core.stage import ADVANCES, SeedStage
 from esper.core.transitions import advance, cut
 
-GATES: Mapping[SeedStage, str] = MappingProxyType(
-    {
-        SeedStage.GERMINATED: "G1",
-        SeedStage.TRAINING: "G2",
-        SeedStage.BLENDING: "G3",
-        SeedStage.HOLDING: "G5",
-    }
-)
+GATES: Mapping[SeedStage, str] = {
+    SeedStage.GERMINATED: "G1",
+    SeedStage.TRAINING: "G2",
+    SeedStage.BLENDING: "G3",
+    SeedStage.HOLDING: "G5",
+}
 """The gate that a seed passes next, by its stage. There is no G4.
 
 Germination has no gate that could refuse it: the mask decides. Its event lists checks as G0, :func:`germination_gate`.

@@ -75,7 +75,12 @@ class Gatherer:
             return episodes
         return (episodes + self.world) % self.world_episodes
 
-    def start(self, starting: Bools, episodes: Ints, normals: Normals) -> None:
+    def start(
+        self,
+        starting: Bools,
+        episodes: Ints,
+        normals: Normals,
+    ) -> None:
         """Starts ``episodes`` [E] in the envs of ``starting`` bool [E]."""
         if self.world_episodes is not None:
             # Envs of age 0 begin a new world, of which nothing is known.
@@ -104,7 +109,12 @@ class Gatherer:
         _remember(self.trials, slots.trial, slots)
         _remember(self.contributions, settled, slots)
 
-    def end(self, ended: Bools, gains: Floats, slots: Slots) -> None:
+    def end(
+        self,
+        ended: Bools,
+        gains: Floats,
+        slots: Slots,
+    ) -> None:
         """Adds the episodes of ``ended`` bool [E]; ``gains`` [E, 2] are those of ``Experience.add``.
 
         A NaN is the gain of an episode that was cut short: only what was measured of its seeds is added. The same is

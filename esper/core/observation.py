@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -186,7 +185,7 @@ class ObservationLayout:
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        return MappingProxyType({entry.name: place for place, entry in enumerate(self.entries)})
+        return {entry.name: place for place, entry in enumerate(self.entries)}
 
     @property
     def size(self) -> int:
@@ -205,39 +204,32 @@ class ObservationLayout:
 
         The result is always finite. Raises KeyError if a name is missing.
         """
-        # What is missing is a KeyError: no entry stays empty.
-        envs = len(base["epoch"])
-        hosts = np.empty((envs, len(BASE)))
-        for place, entry in enumerate(BASE):
-            hosts[:, place] = base[entry.name]
-
-        slots = np.empty((envs, len(self.slots), len(PER_SLOT)))
-        for place, entry in enumerate(PER_SLOT):
-            slots[:, :, place] = per_slot[entry.name]
-
-        choices = np.empty((envs, len(self.slots), len(self.blueprints), len(PER_CHOICE)))
-        for place, entry in enumerate(PER_CHOICE):
-            choices[..., place] = per_choice[entry.name]
-
+        shape = (len(base["epoch"]), len(self.slots), len(self.blueprints))
         parts = (
-            hosts,
-            slots.reshape(envs, -1),
-            choices.reshape(envs, -1),
+            _entries(BASE, base, shape[:1]),
+            _entries(PER_SLOT, per_slot, shape[:2]),
+            _entries(PER_CHOICE, per_choice, shape),
         )
         vectors = np.concatenate(parts, axis=1)
         # Clipping would leave NaN.
-        np.nan_to_num(
-            vectors,
-            copy=False,
-            nan=0.0,
-            posinf=LIMIT,
-            neginf=-LIMIT,
-        )
-        return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
+        finite = np.nan_to_num(vectors, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        return np.clip(finite, -LIMIT, LIMIT).astype(np.float32)
 
     def read(self, observation: Float32s, name: str) -> Float32s:
         """Returns one entry [...] of observations [..., size]. Raises KeyError if the layout has no such name."""
         return observation[..., self.index[name]]
+
+
+def _entries(
+    features: tuple[Feature, ...],
+    values: Mapping[str, Any],
+    shape: tuple[int, ...],
+) -> Floats:
+    """Returns the values of ``features`` by name, each of ``shape`` [E, ...] or broadcast to that, float64 [E, ·]."""
+    entries = np.empty((*shape, len(features)))
+    for place, feature in enumerate(features):
+        entries[..., place] = values[feature.name]  # what is missing is a KeyError: no entry stays empty
+    return entries.reshape(shape[0], -1)
 
 
 def _named_after(place: str, features: tuple[Feature, ...]) -> list[Feature]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -69,19 +68,17 @@ class Features:
         return Features(h, source, earlier)
 
 
-SPATIAL: Mapping[str, int] = MappingProxyType({"cnn": 2, "cnn1d": 1, "cnn3d": 3})
+SPATIAL: Mapping[str, int] = {"cnn": 2, "cnn1d": 1, "cnn3d": 3}
 """Number of spatial dimensions of features [B, C, ...], by topology."""
 
 SEQUENCES = ("transformer", "encoder")
 """Topologies of features [B, T, D]: no position sees a later one, or each sees all."""
 
-LAYOUTS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        **{topology: (2 + dims, 1) for topology, dims in SPATIAL.items()},
-        **dict.fromkeys(SEQUENCES, (3, 2)),
-        "mlp": (2, 1),
-    }
-)
+LAYOUTS: Mapping[str, tuple[int, int]] = {
+    **{topology: (2 + dims, 1) for topology, dims in SPATIAL.items()},
+    **dict.fromkeys(SEQUENCES, (3, 2)),
+    "mlp": (2, 1),
+}
 """Rank of the features and the index of their channel dimension, by topology."""
 
 

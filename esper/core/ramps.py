@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 
 import numpy as np
 
@@ -66,7 +65,7 @@ _BLEND_STYLES = (
     BlendStyle("SIGMOID_ADD", BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
     BlendStyle("GATED_GATE", BlendOperator.GATE, AlphaCurve.LINEAR),
 )
-STYLES: Mapping[str, BlendStyle] = MappingProxyType({style.name: style for style in _BLEND_STYLES})
+STYLES: Mapping[str, BlendStyle] = {style.name: style for style in _BLEND_STYLES}
 
 # Tables by the indices of actions.
 _CURVES = [AlphaCurve(name) for name in action.ALPHA_CURVES]

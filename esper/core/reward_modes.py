@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -16,37 +15,12 @@ Term = Callable[[Transition, RewardConfig], Floats]
 Potential = Callable[[RewardState, RewardConfig, int], Value]
 
 
-def _stage_potential(
-    state: RewardState,
-    config: RewardConfig,
-    dwell: int,
-) -> Value:
-    return config.stage_potential * terms.stage_potential(state, dwell, config)
-
-
-def _contribution_potential(
-    state: RewardState,
-    config: RewardConfig,
-    _dwell: int,
-) -> Value:
-    return config.contribution_potential * terms.contribution_potential(state)
-
-
-def _loss_contribution_potential(
-    state: RewardState,
-    config: RewardConfig,
-    _dwell: int,
-) -> Value:
-    return config.loss_contribution_potential * terms.loss_contribution_potential(state)
-
-
-POTENTIALS: Mapping[str, Potential] = MappingProxyType(
-    {
-        "stage_potential": _stage_potential,
-        "contribution_potential": _contribution_potential,
-        "loss_contribution_potential": _loss_contribution_potential,
-    }
+_POTENTIALS: tuple[Potential, ...] = (
+    terms.stage_potential,
+    terms.contribution_potential,
+    terms.loss_contribution_potential,
 )
+POTENTIALS: Mapping[str, Potential] = {term.__name__: term for term in _POTENTIALS}
 _TERMS: tuple[Term, ...] = (
     terms.benefit,
     terms.loss_benefit,
@@ -56,31 +30,29 @@ _TERMS: tuple[Term, ...] = (
     terms.fossil_cost,
     terms.governor,
 )
-TERMS: Mapping[str, Term] = MappingProxyType({term.__name__: term for term in _TERMS})
-MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "shaped": (
-            "benefit",
-            "rent",
-            "stage_potential",
-            "contribution_potential",
-            "action_cost",
-            "governor",
-        ),
-        "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
-        "advantage": ("advantage", "rent", "governor"),
-        "sparse": ("benefit", "fossil_cost", "governor"),
-        "loss_shaped": (
-            "loss_benefit",
-            "rent",
-            "stage_potential",
-            "loss_contribution_potential",
-            "action_cost",
-            "governor",
-        ),
-        "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
-    }
-)
+TERMS: Mapping[str, Term] = {term.__name__: term for term in _TERMS}
+MODES: Mapping[str, tuple[str, ...]] = {
+    "shaped": (
+        "benefit",
+        "rent",
+        "stage_potential",
+        "contribution_potential",
+        "action_cost",
+        "governor",
+    ),
+    "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
+    "advantage": ("advantage", "rent", "governor"),
+    "sparse": ("benefit", "fossil_cost", "governor"),
+    "loss_shaped": (
+        "loss_benefit",
+        "rent",
+        "stage_potential",
+        "loss_contribution_potential",
+        "action_cost",
+        "governor",
+    ),
+    "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
+}
 
 
 class Reward:
@@ -137,7 +109,8 @@ class Reward:
             return TERMS[name](transition, self.config)
         # γΦ(s') − Φ(s), with Φ(s') = 0 at a termination, and Φ(s') = Φ(s) if it cannot be told.
         before = self.stored[name]
-        value = POTENTIALS[name](transition.after, self.config, self.dwell)
+        weight = getattr(self.config, name)
+        value = weight * POTENTIALS[name](transition.after, self.config, self.dwell)
         value = np.where(np.isnan(value), before, value)
         value = np.where(transition.terminated, 0.0, value)
         after = np.where(active, value, before)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -112,8 +113,8 @@ def rent_price(share: Value, config: RewardConfig) -> Floats:
 
 def stage_potential(
     state: RewardState,
-    dwell: int,
     config: RewardConfig,
+    dwell: int,
 ) -> Floats:
     """Σ over slots of Φ(stage) + stage_climb · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
     potential, climb = _by_stage(config.stage_potentials)
@@ -126,12 +127,12 @@ def stage_potential(
     return total
 
 
-def contribution_potential(state: RewardState) -> Value:
+def contribution_potential(state: RewardState, *_: Any) -> Value:
     """Accuracy with everything on minus accuracy with every seed off, pp."""
     return state.accuracy - state.all_off
 
 
-def loss_contribution_potential(state: RewardState) -> Value:
+def loss_contribution_potential(state: RewardState, *_: Any) -> Value:
     """Loss with every seed off minus loss with everything on; positive if seeds help."""
     return state.all_off_loss - state.loss
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from types import MappingProxyType
 
 
 class SeedStage(IntEnum):
@@ -23,32 +22,28 @@ class SeedStage(IntEnum):
 
 S = SeedStage
 
-TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = MappingProxyType(
-    {
-        S.DORMANT: frozenset({S.GERMINATED}),
-        S.GERMINATED: frozenset({S.TRAINING, S.PRUNED}),
-        S.TRAINING: frozenset({S.BLENDING, S.PRUNED}),
-        S.BLENDING: frozenset({S.HOLDING, S.PRUNED}),
-        S.HOLDING: frozenset({S.FOSSILIZED, S.BLENDING, S.PRUNED}),
-        S.FOSSILIZED: frozenset(),
-        S.PRUNED: frozenset({S.EMBARGOED}),
-        S.EMBARGOED: frozenset({S.RESETTING}),
-        S.RESETTING: frozenset({S.DORMANT}),
-    }
-)
+TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = {
+    S.DORMANT: frozenset({S.GERMINATED}),
+    S.GERMINATED: frozenset({S.TRAINING, S.PRUNED}),
+    S.TRAINING: frozenset({S.BLENDING, S.PRUNED}),
+    S.BLENDING: frozenset({S.HOLDING, S.PRUNED}),
+    S.HOLDING: frozenset({S.FOSSILIZED, S.BLENDING, S.PRUNED}),
+    S.FOSSILIZED: frozenset(),
+    S.PRUNED: frozenset({S.EMBARGOED}),
+    S.EMBARGOED: frozenset({S.RESETTING}),
+    S.RESETTING: frozenset({S.DORMANT}),
+}
 
 STAGES: tuple[SeedStage, ...] = tuple(SeedStage)
 LIVING = frozenset({S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING})
 ON = frozenset({S.BLENDING, S.HOLDING, S.FOSSILIZED})
 """Stages in which the seed is in the forward pass."""
 COOLDOWN = frozenset({S.PRUNED, S.EMBARGOED, S.RESETTING})
-ADVANCES: Mapping[SeedStage, SeedStage] = MappingProxyType(
-    {
-        S.GERMINATED: S.TRAINING,
-        S.TRAINING: S.BLENDING,
-        S.BLENDING: S.HOLDING,
-    }
-)
+ADVANCES: Mapping[SeedStage, SeedStage] = {
+    S.GERMINATED: S.TRAINING,
+    S.TRAINING: S.BLENDING,
+    S.BLENDING: S.HOLDING,
+}
 """The stage to which ADVANCE leads, by the current stage."""
 
 

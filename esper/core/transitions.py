@@ -107,7 +107,12 @@ def set_alpha_target(
     _enter(slots, lowered, SeedStage.BLENDING)
 
 
-def prune(slots: Slots, where: Bools, steps: Ints, curve: Ints) -> None:
+def prune(
+    slots: Slots,
+    where: Bools,
+    steps: Ints,
+    curve: Ints,
+) -> None:
     """Removes seeds: blended ones after fading to alpha 0 in ``steps`` epochs, others at once."""
     # A seed that is on at alpha 0 has nothing to fade.
     fades = where & IS_ON[slots.stage] & (slots.alpha > 0) & (steps > 0)

@@ -1,11 +1,11 @@
-"""Seeding of the process's global random generators, which data sets may use for augmentation."""
+"""The process's global random generators, which data sets may use for augmentation."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -24,18 +24,24 @@ def epoch_seed(rows: Tensor) -> int:
 
 
 @contextmanager
+def kept_generators(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Restores the global generators of torch (the CPU's and those of GPUs), NumPy and Python after a block."""
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002  data sets and loops may draw from it
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
     """Seeds the global generators of torch (CPU), NumPy and Python for a block and restores them afterwards."""
     # A worker has one thread, and another thread of its parent may have held the lock at the fork.
-    with nullcontext() if get_worker_info() is not None else GLOBAL_GENERATORS:
-        python = random.getstate()
-        numpy = np.random.get_state()  # noqa: NPY002  rows may draw from it
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            try:
-                yield
-            finally:
-                random.setstate(python)
-                np.random.set_state(numpy)  # noqa: NPY002
+    with nullcontext() if get_worker_info() is not None else GLOBAL_GENERATORS, kept_generators():
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        yield

@@ -1,9 +1,9 @@
 """Batches for many envs from one data set that does not fit in memory.
 
 One loader with persistent workers serves all envs. At every step it reads one batch per env, all of equal size, with
-rows from the env's own index stream, so an env's batches depend neither on the number of workers nor on other envs.
-Random draws in rows (augmentation) are reproducible, too: the global generators are seeded for every batch from the
-rows of its epoch and its place in it.
+rows in the order of the env's own generator, so an env's batches depend neither on the number of workers nor on other
+envs. Random draws in rows (augmentation) are reproducible, too: the global generators are seeded for every batch from
+the rows of its epoch and its place in it.
 """
 
 from __future__ import annotations
@@ -68,58 +68,33 @@ def _form(x: Inputs, y: Tensor) -> str:
     return f"inputs {form_of(x, of_sample=True)} and targets {form_of(y, of_sample=True)}"
 
 
-class Permutations:
-    """The rows that an env sees: a new permutation of ``size`` rows every epoch, drawn from the env's own generator."""
-
-    def __init__(self, size: int, generator: torch.Generator) -> None:
-        self.size = size
-        self.generator = generator
-
-    def draw(self, count: int) -> Tensor:
-        """Draws the rows of the env's next epoch, int64 [count]."""
-        return torch.randperm(self.size, generator=self.generator)[:count]
-
-
 class SharedBatchIterator:
     """Epochs of ``steps`` batches for every env.
 
     Args:
         dataset: map-style, rows (x, y) of equal shapes.
-        streams: one stream of rows per env.
+        generators: one per env, which draws the order of the env's rows: a new permutation every epoch.
         batch_size: rows per batch of one env.
-        steps: batches per epoch.
+        steps: batches per epoch, for which the data has enough rows.
         workers: number of reader processes, which live until :meth:`close`; 0 reads in this process.
         expected: shapes and dtype that batches must have; None does not check them.
         pinned: whether batches lie in page-locked memory, from which a GPU copies without blocking the CPU.
-
-    Raises ValueError without streams, for a batch_size or steps below 1, for negative workers, and if an epoch needs
-    more rows than the data has.
     """
 
     def __init__(
         self,
         dataset: Dataset[Batch],
-        streams: Sequence[Permutations],
+        generators: Sequence[torch.Generator],
         batch_size: int,
         steps: int,
         workers: int = 0,
         expected: Expected | None = None,
         pinned: bool = False,
     ) -> None:
-        rows = len(dataset)  # type: ignore[arg-type]
-        if not streams or min(batch_size, steps) < 1 or workers < 0:
-            raise ValueError(
-                f"one stream or more, batch_size and steps of 1 or more and workers of 0 or more; not {len(streams)} "
-                f"streams, batch_size={batch_size}, steps={steps}, workers={workers}"
-            )
-        if batch_size * steps > rows:
-            raise ValueError(f"{steps} batches of {batch_size} take {steps * batch_size} rows; the data has {rows}")
-        self.streams = tuple(streams)
-        self.rows = rows
+        self.generators = tuple(generators)
+        self.rows = len(dataset)  # type: ignore[arg-type]
         self.batch_size = batch_size
         self.steps = steps
-        self.worker_pids: frozenset[int] = frozenset()
-        """Ids of the processes that have read for the current epoch."""
         self.spans = Spans()
         """Records the time spent waiting for data, as ``stage``; an env replaces it with its own."""
         self._plan: list[list[Request]] = []
@@ -140,14 +115,13 @@ class SharedBatchIterator:
     def epoch(self) -> Iterator[list[Batch]]:
         """Yields ``steps`` lists with one (x, y) per env.
 
-        Starting an epoch ends an unfinished earlier one. Raises SharedBatchError if a stream returns invalid rows, if
-        rows cannot be read, if a worker has died, or if a newer epoch or :meth:`close` has ended this one.
+        Starting an epoch ends an unfinished earlier one. Raises SharedBatchError if rows cannot be read, if a worker
+        has died, or if a newer epoch or :meth:`close` has ended this one.
         """
         if self._loader is None:
             raise SharedBatchError("the batches are closed")
         self._epoch += 1
-        self.worker_pids = frozenset()
-        drawn = [self._draw(env) for env in range(len(self.streams))]
+        drawn = [self._draw(env) for env in range(len(self.generators))]
         self._plan.clear()
         for step in range(self.steps):
             self._plan.append([(seed + step, rows[step]) for seed, rows in drawn])
@@ -156,18 +130,8 @@ class SharedBatchIterator:
 
     def _draw(self, env: int) -> Request:
         """Draws the epoch of an env: a seed for its random draws, and its rows [steps, batch_size]."""
-        count = self.steps * self.batch_size
-        rows = self.streams[env].draw(count)
-        if rows.dtype != torch.int64 or tuple(rows.shape) != (count,):
-            raise SharedBatchError(
-                f"the stream of env {env} gave {rows.dtype} {list(rows.shape)}, not torch.int64 [{count}]"
-            )
-        first = int(rows.min())
-        last = int(rows.max())
-        if first < 0 or last >= self.rows:
-            raise SharedBatchError(
-                f"the stream of env {env} gave rows {first} to {last}; the data has 0 to {self.rows - 1}"
-            )
+        order = torch.randperm(self.rows, generator=self.generators[env])
+        rows = order[: self.steps * self.batch_size]
         return epoch_seed(rows), rows.view(self.steps, self.batch_size).numpy()
 
     def _steps_of(self, epoch: int) -> Iterator[list[Batch]]:
@@ -186,11 +150,6 @@ class SharedBatchIterator:
     def _checked(self, step: int, read: _Step) -> list[Batch]:
         if read.failure is not None:
             raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}", read.env, step)
-        if len(read.batches) != len(self.streams):
-            raise SharedBatchError(
-                f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs",
-                batch=step,
-            )
         for env, (x, y) in enumerate(read.batches):
             if not len(x) == len(y) == self.batch_size:
                 raise SharedBatchError(
@@ -198,7 +157,6 @@ class SharedBatchIterator:
                     env,
                     step,
                 )
-        self.worker_pids |= {read.pid}
         return read.batches
 
     def close(self) -> None:
@@ -212,7 +170,6 @@ class SharedBatchIterator:
 class _Step:
     """A worker's result for one step: the batches of all envs, or the reason of a failure."""
 
-    pid: int
     batches: list[Batch]
     failure: str | None = None
     env: int | None = None
@@ -242,14 +199,14 @@ class _Steps(Dataset["_Step"]):
                         samples.extend(self.dataset[row] for row in rows.tolist())  # keeps those before an error
                     x, y = stack_samples(samples)
                 if self.expected is not None and (fault := self.expected.fault(x, y)):
-                    return _Step(os.getpid(), [], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
+                    return _Step([], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
             except Exception as error:
                 where = "putting rows together"
                 if len(samples) < len(rows):
                     where = f"row {rows[len(samples)]}"
-                return _Step(os.getpid(), [], f"env {env}, {where}: {type(error).__name__}: {error}", env)
+                return _Step([], f"env {env}, {where}: {type(error).__name__}: {error}", env)
             batches.append((x, y))
-        return _Step(os.getpid(), batches)
+        return _Step(batches)
 
 
 def _leave_group(_worker: int) -> None:

@@ -137,25 +137,24 @@ class Split:
                 yield f"sample {int(padded.int().argmax())} contains only padding ({PAD})"
 
     def _table_problems(self, table: Tensor) -> Iterator[str]:
-        shape = tuple(self.x.shape)
-        wanted = (self.x.shape[-1], 256)
-        of_images = self.x.dtype == torch.uint8 and self.x.dim() == 4
-        of_tokens = self.y.dtype == torch.int64 and self.y.dim() != 1
-        if not of_images or of_tokens:
+        x = self.x
+        y = self.y
+        fits = (
+            x.dtype == torch.uint8
+            and x.dim() == 4
+            and min(x.shape) > 0
+            and x.shape[-1] <= MAX_CHANNELS
+            and table.dtype == torch.float32
+            and tuple(table.shape) == (x.shape[-1], 256)
+            and (y.dtype != torch.int64 or y.dim() == 1)
+        )
+        if not fits or not all(tensor.is_contiguous() for tensor in (x, y, table)):
             yield (
-                f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
-                f"{tuple(self.y.shape)}"
+                f"with a table, inputs are uint8 [N, H, W, C] of 1 to {MAX_CHANNELS} channels, targets [N], and the "
+                "table is float32 [C, 256] (esper.ops.stage_batch.normalisation_table), all contiguous; not "
+                f"{x.dtype} {tuple(x.shape)}, {y.dtype} {tuple(y.shape)} and {table.dtype} {tuple(table.shape)}, "
+                f"contiguous: {x.is_contiguous()}, {y.is_contiguous()}, {table.is_contiguous()}"
             )
-        if table.dtype != torch.float32 or tuple(table.shape) != wanted:
-            yield (
-                f"the table is {table.dtype} of shape {tuple(table.shape)}; images of {wanted[0]} channels need "
-                f"float32 {wanted}, see esper.ops.stage_batch.normalisation_table"
-            )
-        if not min(shape) > 0 or wanted[0] > MAX_CHANNELS:
-            yield f"uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {shape}"
-        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": table}.items():
-            if not tensor.is_contiguous():
-                yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
 
 
 def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str] | None:

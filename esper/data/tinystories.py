@@ -1,18 +1,14 @@
 """`tinystories`: short stories for a transformer of 30 million parameters, from files in the data folder.
 
-``tinystories/`` contains either token files, ``train.bin`` and ``validation.bin`` (uint16, with the token of
-``<|endoftext|>`` after each story), or texts, ``train.txt`` and ``validation.txt`` (stories separated by
-``<|endoftext|>``), with GPT-2's ``tokenizer.json``. A text is tokenized once; from then on the token file is read.
+``tinystories/`` contains the token files ``train.bin`` and ``validation.bin``: GPT-2's tokens as uint16, with the token
+of ``<|endoftext|>`` after each story.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +29,6 @@ MEASURED = 32
 """Number of sequences of 256 tokens for validation, and for test: 8,192 tokens, whose accuracy has a standard error
 near 0.5 pp. There are no more because every epoch evaluates them once for each configuration of the seeds."""
 PARTS = ("train", "validation")
-END = "<|endoftext|>"
-READ = 1 << 20
-"""Number of characters of a text read at once."""
-TOGETHER = 1_000
-"""Number of stories tokenized at once."""
 SCAN = 1 << 24
 """Number of tokens checked at once, 32 MiB."""
 
@@ -62,7 +53,7 @@ def load(options: DataOptions) -> Task:
     """
     try:
         train, validation = token_files(options.folder / NAME)
-    except OSError as error:  # no permission to read or write, or a full disk
+    except OSError as error:  # no permission to read
         raise ConfigError(f"{options.folder / NAME} cannot be used: {error}") from None
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
     middle = len(held_out) // 2
@@ -90,91 +81,22 @@ def load(options: DataOptions) -> Task:
 
 
 def token_files(folder: Path) -> tuple[TokenWindows, TokenWindows]:
-    """Returns the training and validation tokens, after tokenizing texts that have no token file yet.
-
-    Raises ConfigError if files are missing or unusable, or if a text is newer than its token file.
-    """
-    texts = [part for part in PARTS if not (folder / f"{part}.bin").is_file()]
-    tokenizer = folder / "tokenizer.json"
-    needed = [folder / f"{part}.txt" for part in texts]
-    if needed:
-        needed.append(tokenizer)
-    missing = [f"  missing: {file}" for file in needed if not file.is_file()]
+    """Returns the training and validation tokens. Raises ConfigError if files are missing or unusable."""
+    files = [folder / f"{part}.bin" for part in PARTS]
+    missing = [f"  missing: {file}" for file in files if not file.is_file()]
     if missing:
-        raise ConfigError(
-            "\n".join(
-                [
-                    "TinyStories cannot be read:",
-                    *missing,
-                    f"It needs, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
-                    "train.bin and validation.bin (uint16). They are not downloaded (task.download does nothing here).",
-                    "Stories: https://huggingface.co/datasets/roneneldan/TinyStories (TinyStoriesV2-GPT4-train.txt as "
-                    "train.txt, TinyStoriesV2-GPT4-valid.txt as validation.txt). Tokenizer: "
-                    "https://huggingface.co/openai-community/gpt2",
-                    "Another folder: --set task.data=FOLDER, or the environment variable ESPER_DATA.",
-                ]
-            )
-        )
-    for part in PARTS:
-        text = folder / f"{part}.txt"
-        tokens = folder / f"{part}.bin"
-        if part in texts:
-            write_tokens(text, tokenizer, tokens, VOCABULARY)
-        elif text.is_file() and text.stat().st_mtime > tokens.stat().st_mtime:
-            raise ConfigError(f"{text} is newer than {tokens}, which is read in its place; delete one of them")
-    train = TokenWindows(folder / "train.bin", VOCABULARY, LENGTH)
-    validation = TokenWindows(folder / "validation.bin", VOCABULARY, LENGTH)
+        message = [
+            "TinyStories cannot be read:",
+            *missing,
+            "They are files of GPT-2's tokens (uint16), with the token of <|endoftext|> after each story, and are not "
+            "downloaded (task.download does nothing here).",
+            "Stories: https://huggingface.co/datasets/roneneldan/TinyStories (TinyStoriesV2-GPT4-train.txt and "
+            "TinyStoriesV2-GPT4-valid.txt). Tokenizer: https://huggingface.co/openai-community/gpt2",
+            "Another folder: --set task.data=FOLDER, or the environment variable ESPER_DATA.",
+        ]
+        raise ConfigError("\n".join(message))
+    train, validation = (TokenWindows(file, VOCABULARY, LENGTH) for file in files)
     return train, validation
-
-
-def write_tokens(text: Path, tokenizer_file: Path, out: Path, vocabulary: int) -> None:
-    """Tokenizes a text story by story, and writes ``out`` atomically: uint16 tokens, with the end token after each.
-
-    Raises ConfigError if the tokenizer or the text is unusable, OSError if a file cannot be read or written.
-    """
-    tokenizer = _open_tokenizer(tokenizer_file, vocabulary)
-    end = tokenizer.token_to_id(END)
-    stories = _stories(text)
-    unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("wb") as file:
-            while some := list(islice(stories, TOGETHER)):
-                for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
-                    np.array([*encoding.ids, end], dtype="<u2").tofile(file)
-        unfinished.replace(out)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{text} is not UTF-8 text: {error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _open_tokenizer(file: Path, vocabulary: int) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError("tokenizing text needs the tokenizers package: pip install tokenizers") from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises Exception itself
-        raise ConfigError(f"{file} is not a tokenizer.json: {error}") from None
-    if tokenizer.token_to_id(END) is None:
-        raise ConfigError(f"{file} has no token {END}; GPT-2's has")
-    size = tokenizer.get_vocab_size()
-    if size > vocabulary:
-        raise ConfigError(f"{file} has {size} tokens; the host's vocabulary has {vocabulary}")
-    return tokenizer
-
-
-def _stories(text: Path) -> Iterator[str]:
-    """Yields the stories between the end tokens, stripped of white space; empty ones are skipped."""
-    rest = ""
-    with text.open(encoding="utf-8") as file:
-        while read := file.read(READ):
-            *whole, rest = (rest + read).split(END)
-            yield from filter(None, map(str.strip, whole))
-    last = rest.strip()
-    if last:
-        yield last
 
 
 class TokenWindows(BatchReader):

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
-from esper.training.shapley import Paired
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """The execution of training steps, as a run reports it."""
-
-    tier: str
-    """eager, compiled or graph."""
-    refused: str | None
-    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
-    pinned: int
-    """Snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory."""
 
 
 class Backend(ABC):

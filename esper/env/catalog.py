@@ -122,11 +122,6 @@ class BlueprintCatalog:
             sizes[s, b] = _size(recipe, place)
         return sizes
 
-    def max_parameters(self, budget: float) -> int:
-        """Returns the most parameters that seeds of a host may have at a time, within a budget of parameters."""
-        in_all_slots = self.parameters().max(axis=1, initial=0).sum()
-        return int(min(in_all_slots, budget))
-
     def flops(self, features: Mapping[str, Features]) -> Floats:
         """Returns the operations of a forward pass of each blueprint's body in each slot, a sample, [S, B].
 

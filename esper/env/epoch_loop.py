@@ -6,20 +6,21 @@ architecture; they differ in their :class:`esper.env.backend.Backend`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import Durations, TrainingConfig
 from esper.core import transitions
-from esper.core.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Op
+from esper.core.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, ActionSpec, Op
 from esper.core.gates import Gates, open_automatic_gates
 from esper.core.ramps import STYLE_ADDED
 from esper.core.slots import Bools, Floats, Slots
 from esper.core.state import EnvState
 from esper.env.backend import Backend
-from esper.env.reporting import Occupancy, Reporter
+from esper.env.reporting import Reporter
+from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 
 Actions = NDArray[np.int64]
@@ -36,9 +37,9 @@ class EpochLoop:
     Args:
         backend: the hosts.
         horizons: number of epochs in an episode, by env.
-        slots: number of slots of a host.
-        reporter: receives what happens, for events; None for no events.
+        spec: names of slots and blueprints.
         spans: times the phases.
+        emit: receives events of what happens; None for none.
     """
 
     def __init__(
@@ -46,14 +47,13 @@ class EpochLoop:
         backend: Backend,
         config: TrainingConfig,
         horizons: Sequence[int],
-        slots: int,
-        reporter: Reporter | None,
+        spec: ActionSpec,
         spans: Spans,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         envs = len(horizons)
         self.backend = backend
         self.config = config.env
-        self.reporter = reporter
         self.spans = spans
         self.max_rollbacks = config.governor.max_rollbacks
         self.horizons = np.array(horizons)
@@ -61,7 +61,10 @@ class EpochLoop:
         durations = [Durations.of(config, horizon) for horizon in horizons]
         self.durations = durations[0]
         self.plateau_epochs = np.array([of_env.plateau_epochs for of_env in durations])
-        self.state = EnvState.fresh(envs, slots=Slots.fresh(envs, slots))
+        self.state = EnvState.fresh(envs, slots=Slots.fresh(envs, len(spec.slots)))
+        self.reporter = None
+        if emit is not None:
+            self.reporter = Reporter(emit, spec, config.env, self.state)
         self.best_by_epoch = np.zeros((envs, max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
 
@@ -143,8 +146,8 @@ class EpochLoop:
         refused = gated & chosen & ~slots.gate_passed
         gates = {}
         if self.reporter is not None:  # before anything changes
-            gates = self.reporter.explain(state, self._gates(), actions, active)
-        before = Occupancy.of(slots)
+            gates = self.reporter.explain(self._gates(), actions, active)
+        occupied = slots.occupied
 
         germinates = chosen & (op == Op.GERMINATE)
         sizes, failures = self.backend.plant(germinates, blueprint, style)
@@ -174,7 +177,7 @@ class EpochLoop:
             curve,
         )
         transitions.prune(slots, does[Op.PRUNE], steps, curve)
-        self.backend.remove(before.removed(slots))
+        self.backend.remove(occupied & ~slots.occupied)
 
         state.write(
             active,
@@ -183,14 +186,7 @@ class EpochLoop:
             rolled_back=False,
         )
         if self.reporter is not None:
-            self.reporter.acted(
-                state,
-                actions,
-                active,
-                gates,
-                failures,
-                before,
-            )
+            self.reporter.acted(actions, active, gates, failures)
 
     def _shift_history(self, active: Bools) -> None:
         """Shifts losses and accuracies by one epoch, before the new ones are measured."""
@@ -206,11 +202,14 @@ class EpochLoop:
 
         The backend has removed their modules itself: a rollback restores a host as a whole.
         """
-        before = Occupancy.of(self.state.slots)
+        slots = self.state.slots
+        occupied = slots.occupied
+        if self.reporter is not None:
+            self.reporter.look()  # a loop may have been loaded since its last action
         rollbacks = self.backend.govern(active, self.state)
         if self.reporter is not None:
-            self.reporter.governed(self.state, before, rollbacks)
-        return before.removed(self.state.slots)
+            self.reporter.governed(rollbacks)
+        return occupied & ~slots.occupied
 
     def _tick(self, active: Bools, removed: Bools) -> None:
         """Advances every clock by one epoch and opens automatic gates.
@@ -218,9 +217,10 @@ class EpochLoop:
         If the governor ``removed`` a seed in this epoch, the slot's cooldown begins with the next one.
         """
         slots = self.state.slots
-        before = Occupancy.of(slots)
+        occupied = slots.occupied
         transitions.tick(slots, active[:, None] & ~removed, self.durations.embargo)
-        ticked = Occupancy.of(slots)
+        if self.reporter is not None:
+            self.reporter.changed("cooldown", if_removed="faded")
 
         opened = []
         if self.config.auto_advance:
@@ -230,11 +230,12 @@ class EpochLoop:
                 self.durations,
                 active,
             )
-        self.backend.remove(before.removed(slots))
+        self.backend.remove(occupied & ~slots.occupied)
         # What the next mask and observation show.
         self._gates().update()
         if self.reporter is not None:
-            self.reporter.ticked(self.state, opened, before, ticked)
+            self.reporter.opened(opened)
+            self.reporter.changed("automatic", if_removed="stuck in training")
 
     def _gates(self) -> Gates:
         return Gates(

@@ -57,7 +57,12 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
         self.action_space = self.table.space
         self._legal = np.zeros(len(self.table.actions), dtype=np.int8)
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Float32s, Info]:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: Info | None = None,
+    ) -> tuple[Float32s, Info]:
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._flat(info)
 
@@ -94,7 +99,12 @@ class FlatActionVector(VectorWrapperOfActions):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._legal = np.zeros((self.num_envs, len(self.table.actions)), dtype=np.int8)
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Float32s, Info]:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: Info | None = None,
+    ) -> tuple[Float32s, Info]:
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._flat(info)
 

@@ -15,7 +15,7 @@ from esper.core.state import MIN_STD, Baseline
 from esper.data.task import Task
 from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
-from esper.env.ranked_backend import RankedBackend, spread
+from esper.env.rank_hosts import RankedBackend
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
@@ -30,14 +30,13 @@ FIRST_INDEX = 1_000_000
 
 def no_growth_loop(
     trainer: HostTrainer,
-    slots: tuple[str, ...],
-    pinned: int = 0,
 ) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans = Spans()
-    hosts = TrainingBackend(trainer, _no_blueprints(trainer), spans, pinned)
+    catalog = _no_blueprints(trainer)
+    hosts = TrainingBackend(trainer, catalog, spans)
     horizons = [host.horizon for host in trainer.hosts]
-    return EpochLoop(hosts, trainer.hosts[0].config, horizons, len(slots), None, spans), hosts
+    return EpochLoop(hosts, trainer.hosts[0].config, horizons, catalog.spec, spans), hosts
 
 
 def _no_blueprints(trainer: HostTrainer) -> BlueprintCatalog:
@@ -58,7 +57,7 @@ def measure_baseline(
     ``tasks`` is the task on each of the devices of ``executor``; ``ranks`` are those that hosts are spread over.
     """
     count = config.env.baseline_episodes
-    config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
+    config = config.with_values(env={"stop_on": []})  # whole episodes
     indices = range(FIRST_INDEX, FIRST_INDEX + count)
     # This rank has the first hosts.
     mine = indices
@@ -78,10 +77,10 @@ def measure_baseline(
         hosts: TrainingBackend | RankedBackend = local
         if ranks is not None:
             hosts = RankedBackend(ranks, local, config, indices)
-            opened.enter_context(spread(hosts))
+            opened.callback(hosts.release)
 
         horizons = [training[0].horizon] * count
-        loop = EpochLoop(hosts, config, horizons, len(catalog.spec.slots), None, spans)
+        loop = EpochLoop(hosts, config, horizons, catalog.spec, spans)
         accuracies: list[Floats] = []
         losses: list[Floats] = []
         for state in loop.without_growth(run_seed):

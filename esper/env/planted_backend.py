@@ -245,9 +245,6 @@ class PlantedBackend(Backend):
         self.experience[starting] = 0.0
         self.trained_alpha[starting] = 0.0
         self.scar[starting] = 0.0
-        if law.noise == law.paired_noise == law.worth_std == 0:
-            return
-
         scale = np.full(self.noise.shape[2], law.paired_noise, dtype=np.float64)
         scale[0] = law.noise
         for env in np.flatnonzero(starting).tolist():
@@ -351,26 +348,22 @@ class PlantedBackend(Backend):
         )
 
         first_trial = 1 + len(self.law.slots)
-        contribution = true.contribution + errors[:, 1:first_trial]
-        trial = true.trial + errors[:, first_trial:]
-        self._write_seeds(
-            state,
-            active[:, None],
-            contribution,
-            trial,
-            true.interaction,
+        measured = replace(
+            true,
+            contribution=true.contribution + errors[:, 1:first_trial],
+            trial=true.trial + errors[:, first_trial:],
         )
+        self._write_seeds(state, active[:, None], measured)
 
     def _write_seeds(
         self,
         state: EnvState,
         active: Bools,
-        contribution: Floats,
-        trial: Floats,
-        interaction: Floats,
+        measured: Accuracies,
     ) -> None:
-        """Writes what was measured of seeds, [E, S], into the envs of ``active`` [E, 1]."""
+        """Writes what was measured of seeds into the envs of ``active`` [E, 1]."""
         seeds = state.slots
+        contribution = measured.contribution
         blended = active & IS_ON[seeds.stage] & (seeds.alpha > 0)
         seeds.epochs_since_measured += active & ~np.isnan(seeds.contribution)
         seeds.write(
@@ -384,10 +377,10 @@ class PlantedBackend(Backend):
         # A seed that is blended alone interacts with nothing, which costs no measurement to know.
         due = state.epoch % self.counterfactual_every == 0
         alone = blended.sum(axis=1) == 1
-        seeds.write(blended & (due | alone)[:, None], interaction=interaction)
+        seeds.write(blended & (due | alone)[:, None], interaction=measured.interaction)
 
         incubating = active & (seeds.stage == SeedStage.TRAINING)
-        seeds.write(incubating, trial=trial, trial_error=self.paired_noise)
+        seeds.write(incubating, trial=measured.trial, trial_error=self.paired_noise)
 
         # A seed's gradient is large while it has much to learn, and it is always sound.
         immaturity = 1 - self.maturity

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from esper.config import EnvConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.gates import GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
-from esper.core.slots import Bools, Floats, Ints, Slots
+from esper.core.slots import Bools, Floats, Ints
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
 from esper.env.backend import Rollbacks
@@ -27,23 +27,7 @@ from esper.telemetry.event import (
     SeedCut,
     StageChanged,
 )
-from esper.training.shapley import Paired
-
-
-@dataclass(frozen=True)
-class Occupancy:
-    """Copies of the stages and blueprints of all slots, to tell what changed since."""
-
-    stage: Ints
-    blueprint: Ints
-
-    @classmethod
-    def of(cls, slots: Slots) -> Occupancy:
-        return cls(slots.stage.copy(), slots.blueprint.copy())
-
-    def removed(self, slots: Slots) -> Bools:
-        """Returns the slots [E, S] whose seeds are gone since."""
-        return (self.blueprint >= 0) & ~slots.occupied
+from esper.training.counterfactual import Paired
 
 
 class Reporter:
@@ -54,16 +38,23 @@ class Reporter:
         emit: Callable[[Event], None],
         spec: ActionSpec,
         config: EnvConfig,
-        n_envs: int,
+        state: EnvState,
     ) -> None:
         self.emit = emit
         self.spec = spec
         self.config = config
-        self._pending: list[list[StageChanged]] = [[] for _ in range(n_envs)]
+        self.state = state
+        self._pending: list[list[StageChanged]] = [[] for _ in state.done]
         self.mask: ActionMask | None = None
         """Legal actions of the next step; None if unknown."""
         self.log_prob: Floats | None = None
         """Log-probabilities [E] of the next actions; None if unknown."""
+        self.look()
+
+    def look(self) -> None:
+        """Remembers the stages and blueprints of all slots, to tell what changes from now on."""
+        self._stages = self.state.slots.stage.copy()
+        self._blueprints = self.state.slots.blueprint.copy()
 
     def expect(self, log_prob: Floats | None) -> None:
         """Takes the log-probabilities [E] of the next actions, None if they are unknown; a step clears them."""
@@ -71,19 +62,20 @@ class Reporter:
 
     def explain(
         self,
-        state: EnvState,
         gates: Gates,
         actions: Ints,
         active: Bools,
     ) -> dict[int, GateResult]:
         """Returns the gate of each env's action, before anything has changed."""
+        self.look()
+        slots = self.state.slots
         results = {}
         for env in np.flatnonzero(active).tolist():
             op = int(actions[env, 0])
             slot = int(actions[env, 1])
             if op == Op.GERMINATE:
-                empty = bool(state.slots.stage[env, slot] == SeedStage.DORMANT)
-                seeds_left = self.config.max_seeds - int(state.slots.living[env].sum())
+                empty = bool(slots.stage[env, slot] == SeedStage.DORMANT)
+                seeds_left = self.config.max_seeds - int(slots.living[env].sum())
                 results[env] = germination_gate(True, empty, seeds_left)
             elif op in (Op.ADVANCE, Op.FOSSILIZE):
                 results[env] = gates.explain((env, slot))
@@ -91,30 +83,26 @@ class Reporter:
 
     def acted(
         self,
-        state: EnvState,
         actions: Ints,
         active: Bools,
         gates: Mapping[int, GateResult],
         failures: Mapping[int, str],
-        before: Occupancy,
     ) -> None:
         """Reports each env's gate, action and stage changes; ``failures`` are reasons why seeds were not planted."""
-        now = Occupancy.of(state.slots)
         for env in np.flatnonzero(active & (actions[:, 0] != Op.WAIT)).tolist():
             action = actions[env]
             reason = failures.get(env, "")
             if env in gates:
-                self._gate(state, (env, int(action[1])), gates[env])
+                self.opened([((env, int(action[1])), gates[env])])
                 reason = gates[env].reason or reason
-            self._action(state, env, action, reason)
-            cause = Op(int(action[0])).name.lower()
-            for change in self._changes(state, env, before, now, cause):
+            self._action(env, action, reason)
+            for change in self._changes(env, Op(int(action[0])).name.lower()):
                 self.emit(change)
         self.log_prob = None
+        self.look()
 
     def _action(
         self,
-        state: EnvState,
         env: int,
         action: Ints,
         reason: str,
@@ -129,7 +117,7 @@ class Reporter:
             log_prob = float(self.log_prob[env])
         self.emit(
             ActionTaken(
-                **_when(state, env),
+                **self._when(env),
                 **heads,
                 accepted=not reason,
                 reason=reason,
@@ -138,33 +126,31 @@ class Reporter:
             )
         )
 
-    def ticked(
-        self,
-        state: EnvState,
-        opened: Sequence[tuple[Place, GateResult]],
-        before: Occupancy,
-        ticked: Occupancy,
-    ) -> None:
-        """Reports automatic gates, and keeps the stage changes by clocks and by these gates."""
-        now = Occupancy.of(state.slots)
-        for place, gate in opened:
-            self._gate(state, place, gate)
-        # First clocks moved, from before to ticked, then gates opened.
-        for env, pending in enumerate(self._pending):
-            pending += self._changes(state, env, before, ticked, "cooldown", if_removed="faded")
-            pending += self._changes(state, env, ticked, now, "automatic", if_removed="stuck in training")
+    def opened(self, gates: Iterable[tuple[Place, GateResult]]) -> None:
+        """Reports gates, by env and slot."""
+        for (env, s), gate in gates:
+            self.emit(
+                GateEvaluated(
+                    **self._when(env),
+                    slot=self.spec.slots[s],
+                    gate=gate.gate,
+                    passed=gate.passed,
+                    score=gate.score,
+                    checks=gate.checks,
+                )
+            )
 
-    def governed(
-        self,
-        state: EnvState,
-        before: Occupancy,
-        rollbacks: Rollbacks,
-    ) -> None:
-        """Reports rollbacks, by env, and the seeds that were cut in other envs; keeps the stage changes."""
-        now = Occupancy.of(state.slots)
-        gone = before.removed(state.slots)
+    def changed(self, cause: str, if_removed: str) -> None:
+        """Keeps the stage changes since the last report; ``if_removed`` is the cause of removals."""
         for env, pending in enumerate(self._pending):
-            when = _when(state, env)
+            pending += self._changes(env, cause, if_removed)
+        self.look()
+
+    def governed(self, rollbacks: Rollbacks) -> None:
+        """Reports rollbacks, by env, and the seeds that were cut in other envs; keeps the stage changes."""
+        gone = (self._blueprints >= 0) & ~self.state.slots.occupied
+        for env, pending in enumerate(self._pending):
+            when = self._when(env)
             if env in rollbacks:
                 cause = "rollback"
                 panic, epoch = rollbacks[env]
@@ -172,19 +158,19 @@ class Reporter:
                     **when,
                     **asdict(panic),
                     restored_epoch=epoch,
-                    rollbacks=int(state.rollbacks[env]),
+                    rollbacks=int(self.state.rollbacks[env]),
                 )
                 self.emit(rollback)
             else:
                 cause = "not finite"
                 for s in np.flatnonzero(gone[env]).tolist():
-                    blueprint = self.spec.blueprints[before.blueprint[env, s]]
+                    blueprint = self.spec.blueprints[self._blueprints[env, s]]
                     self.emit(SeedCut(**when, slot=self.spec.slots[s], blueprint=blueprint))
-            pending += self._changes(state, env, before, now, cause)
+            pending += self._changes(env, cause)
+        self.look()
 
     def epoch_ended(
         self,
-        state: EnvState,
         env: int,
         terms: dict[str, float],
         reward: float,
@@ -195,18 +181,18 @@ class Reporter:
         for change in self._pending[env]:
             self.emit(change)
         self._pending[env].clear()
-        self._epoch(state, env, terms, reward, rules)
-        if state.done[env]:
-            self._episode(state, env, rules, shapley)
+        self._epoch(env, terms, reward, rules)
+        if self.state.done[env]:
+            self._episode(env, rules, shapley)
 
     def _epoch(
         self,
-        state: EnvState,
         env: int,
         terms: dict[str, float],
         reward: float,
         rules: EpisodeRules,
     ) -> None:
+        state = self.state
         slots = state.slots
         alpha = slots.alpha_on[env]
         contributions = {}
@@ -222,8 +208,8 @@ class Reporter:
                     errors[name] = error
         self.emit(
             EpochCompleted(
-                **_when(state, env),
-                **_scores(state, env, rules),
+                **self._when(env),
+                **self._scores(env, rules),
                 train_loss=float(state.train_loss[env]),
                 train_accuracy=float(state.train_accuracy[env]),
                 validation_loss=float(state.loss[env]),
@@ -238,11 +224,11 @@ class Reporter:
 
     def _episode(
         self,
-        state: EnvState,
         env: int,
         rules: EpisodeRules,
         shapley: Callable[[int], Mapping[str, Paired]],
     ) -> None:
+        state = self.state
         slots = state.slots
         kept = np.flatnonzero(slots.fossil[env]).tolist()
         fossils = {}
@@ -256,7 +242,7 @@ class Reporter:
             stopped = "divergence" if diverged else "plateau"
         self.emit(
             EpisodeCompleted(
-                **_scores(state, env, rules),
+                **self._scores(env, rules),
                 env=env,
                 episode=int(state.episode[env]),
                 epochs=int(state.epoch[env]),
@@ -272,67 +258,46 @@ class Reporter:
             )
         )
 
-    def _gate(
-        self,
-        state: EnvState,
-        place: Place,
-        result: GateResult,
-    ) -> None:
-        env, s = place
-        self.emit(
-            GateEvaluated(
-                **_when(state, env),
-                slot=self.spec.slots[s],
-                gate=result.gate,
-                passed=result.passed,
-                score=result.score,
-                checks=result.checks,
-            )
-        )
-
     def _changes(
         self,
-        state: EnvState,
         env: int,
-        before: Occupancy,
-        now: Occupancy,
         cause: str,
         if_removed: str | None = None,
     ) -> list[StageChanged]:
         """Returns the stage changes of one env; ``if_removed`` replaces the cause of a removal."""
         changes = []
+        slots = self.state.slots
         cause_of_removal = if_removed or cause
-        for s in np.flatnonzero(before.stage[env] != now.stage[env]).tolist():
+        for s in np.flatnonzero(self._stages[env] != slots.stage[env]).tolist():
             # A slot without a seed has the blueprint -1.
-            index = max(before.blueprint[env, s], now.blueprint[env, s])
+            index = max(self._blueprints[env, s], slots.blueprint[env, s])
             blueprint = self.spec.blueprints[index] if index >= 0 else None
-            after = SeedStage(now.stage[env, s])
+            after = SeedStage(slots.stage[env, s])
             change = StageChanged(
-                **_when(state, env),
+                **self._when(env),
                 slot=self.spec.slots[s],
                 blueprint=blueprint,
-                before=SeedStage(before.stage[env, s]).name,
+                before=SeedStage(self._stages[env, s]).name,
                 after=after.name,
                 cause=cause_of_removal if after is SeedStage.PRUNED else cause,
             )
             changes.append(change)
         return changes
 
+    def _when(self, env: int) -> dict[str, Any]:
+        """Returns the fields that tell when an event happened, and in which env."""
+        return {
+            "env": env,
+            "episode": int(self.state.episode[env]),
+            "epoch": int(self.state.epoch[env]),
+        }
 
-def _when(state: EnvState, env: int) -> dict[str, Any]:
-    """Returns the fields that tell when an event happened, and in which env."""
-    return {
-        "env": env,
-        "episode": int(state.episode[env]),
-        "epoch": int(state.epoch[env]),
-    }
-
-
-def _scores(state: EnvState, env: int, rules: EpisodeRules) -> dict[str, Any]:
-    """Returns the fields that the ends of an epoch and of an episode share."""
-    return {
-        "validation_accuracy": float(state.accuracy[env]),
-        "committed_accuracy": float(state.committed[env]),
-        "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
-        "fossil_parameters": int(state.slots.fossil_parameters[env]),
-    }
+    def _scores(self, env: int, rules: EpisodeRules) -> dict[str, Any]:
+        """Returns the fields that the ends of an epoch and of an episode share."""
+        state = self.state
+        return {
+            "validation_accuracy": float(state.accuracy[env]),
+            "committed_accuracy": float(state.committed[env]),
+            "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
+            "fossil_parameters": int(state.slots.fossil_parameters[env]),
+        }

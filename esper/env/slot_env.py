@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import HEADS, ActionSpec, Op
-from esper.core.arrays import Float32s as Float32s
+from esper.core.arrays import Float32s
 from esper.core.gather import Gatherer
 from esper.core.legal import legal_actions
 from esper.core.mask import ActionMask
@@ -29,11 +30,14 @@ from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.env.backend import Backend, Execution
+from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
-from esper.env.reporting import Reporter
+from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 from esper.training.rng import RngStream, derive_seed
+
+if TYPE_CHECKING:
+    from esper.training.executor import Execution
 
 Info = dict[str, Any]
 """The info dict of a vector env: arrays [E, ...], and dicts of these."""
@@ -101,7 +105,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         spans: Spans,
         choices: Choices,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
-        reporter: Reporter | None = None,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         self.autoreset_mode = accepted_mode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
@@ -116,9 +120,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             backend,
             config,
             [self.horizon] * self.num_envs,
-            len(spec.slots),
-            reporter,
+            spec,
             spans,
+            emit,
         )
         self.state = self.loop.state
         self.done = self.state.done
@@ -200,7 +204,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
-                reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, self.backend.shapley)
+                reporter.epoch_ended(env, terms, float(rewards[env]), rules, self.backend.shapley)
 
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].

@@ -25,7 +25,7 @@ from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
-from esper.training.counterfactual import CounterfactualHelper, max_configurations
+from esper.training.counterfactual import CounterfactualHelper, Paired, max_configurations
 from esper.training.execution.multi_gpu import device_index
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
@@ -33,7 +33,6 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
-from esper.training.shapley import Paired
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 
@@ -139,7 +138,6 @@ class EnvHost:
             training,
             training.task.validation,
             plan,
-            training.calibration,
             training.totals,
         )
 
@@ -270,7 +268,6 @@ class TrainingBackend(Backend):
     Args:
         catalog: the seeds that can be planted; hosts of one task have the same sites.
         spans: the phases, among which training times of GPUs are moved.
-        pinned: number of snapshots of each host that lie in pinned CPU memory if hosts are on a GPU, the older first.
         governed: whether bad hosts are rolled back.
     """
 
@@ -279,7 +276,6 @@ class TrainingBackend(Backend):
         trainer: HostTrainer,
         catalog: BlueprintCatalog,
         spans: Spans,
-        pinned: int = 0,
         governed: bool = True,
     ) -> None:
         self.trainer = trainer
@@ -292,12 +288,7 @@ class TrainingBackend(Backend):
             task = training.task
             # The loss of a guess is known for classes only.
             classes = task.classes if task.loss == "cross_entropy" else None
-            governor = Governor(
-                training.config.governor,
-                training.durations,
-                classes,
-                pinned,
-            )
+            governor = Governor(training.config.governor, training.durations, classes)
             self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
@@ -431,7 +422,7 @@ class TrainingBackend(Backend):
 
 
 def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:
-    """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+    """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ..."""
     return [host.governor.held() for host in hosts.hosts]
 
 

@@ -16,11 +16,9 @@ from esper.core.slots import Floats
 from esper.core.state import Baseline, EpisodeRules
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
-from esper.env.backend import Execution
 from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
-from esper.env.ranked_backend import RankedBackend
-from esper.env.reporting import Reporter
+from esper.env.rank_hosts import RankedBackend
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.ops import _native
@@ -29,7 +27,7 @@ from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
-from esper.training.host_state import copies_to_pin
+from esper.training.executor import Execution
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
@@ -91,24 +89,18 @@ class GrowthVectorEnv(SlotVectorEnv):
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in mine]
         self.training = make_trainings(of_env, [config] * len(mine), mine, len(self.tasks))
         """The hosts of this process, which come first; :meth:`host` returns any host."""
-        self.blueprints = (blueprints or BLUEPRINTS).copy()
+        self.blueprints = BLUEPRINTS.copy_of(blueprints)
         first = self.training[0]
         host = first.host
         catalog = BlueprintCatalog.select(host.topology, host.sites, self.blueprints, config.env.blueprints)
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 
-        self.reporter = None
-        if emit is not ignore:
-            self.reporter = Reporter(self._emit, spec, config.env, n_envs)
-
         spans = Spans(marks=config.run.mark_phases)
         self.executor = make_executor(run, *(task.device for task in self.tasks))
-        tier = prepare_hosts(run, self.training, self.executor)
-        largest = catalog.max_parameters(config.env.parameter_budget * host.parameter_count)
-        pinned = copies_to_pin(run, self.training, largest)
+        execution = prepare_hosts(run, self.training, self.executor)
         trainer = HostTrainer(task, self.training, self.executor)
-        self.local = TrainingBackend(trainer, catalog, spans, pinned)
+        self.local = TrainingBackend(trainer, catalog, spans)
         """The hosts of this process."""
         self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
@@ -120,10 +112,10 @@ class GrowthVectorEnv(SlotVectorEnv):
             spans,
             choices,
             autoreset_mode,
-            self.reporter,
+            None if emit is ignore else self._emit,
         )
         self.baseline = baseline
-        self.execution = Execution(tier.name, tier.refused, pinned)
+        self.execution = execution
         self._not_captured: set[str] = set()
         """Reported reasons why steps are not captured."""
         # Staging of shared batches is timed among the phases.

@@ -24,11 +24,11 @@ from esper.data.tasks import build_host
 from esper.data.user_code import is_user_task
 from esper.errors import MISFITS
 from esper.files.atomic import json_bytes, write_together
-from esper.hosts.graft import FOUND, GraftedHost, graft
+from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.inputs import call, logits_of
-from esper.hosts.layout import Layout
+from esper.hosts.layout import FOUND, Layout
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 

@@ -36,13 +36,6 @@ def describe_environment() -> dict[str, Any]:
     for module in _native.modules():
         modules[module.name] = str(module.path) if module.loaded else f"missing: {module.reason}"
     driver = capabilities.driver_version()
-    gpus = []
-    gpus_lack = {}
-    for i in range(torch.cuda.device_count()):
-        gpus.append(torch.cuda.get_device_name(i))
-        lack = capabilities.what_kernels_lack(driver, torch.cuda.get_device_capability(i))
-        if lack is not None:
-            gpus_lack[f"cuda:{i}"] = lack
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "python": platform.python_version(),
@@ -54,10 +47,9 @@ def describe_environment() -> dict[str, Any]:
         "instruction_sets": sorted(name for name, usable in _runtime.cpu_features().items() if usable),
         "memory_gib": round(memory / 2**30, 1),
         "cuda": torch.version.cuda,
-        "driver": None if driver is None else f"CUDA {capabilities.version_text(driver)}",
-        "gpus": gpus,
-        "gpus_lack": gpus_lack,
-        "cublas_workspace": capabilities.describe_workspace(),
+        "driver": None if driver is None else f"CUDA {driver}",
+        "gpus": list(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))),
+        "cublas_workspace": capabilities.workspace_setting() if torch.version.cuda else None,
         "steps": capabilities.device_capabilities(),
         "modules": modules,
         "built_with": _native.built_with(),
@@ -81,7 +73,6 @@ def summary_lines(paths: bool = True) -> list[str]:
         f"CUDA {facts['cuda'] or 'not supported by this torch'}; driver: {facts['driver'] or 'none'}; "
         f"GPUs: {', '.join(facts['gpus']) or 'none'}",
     ]
-    lines += _table(facts["gpus_lack"])
     if facts["cublas_workspace"]:
         lines.append(f"cuBLAS workspaces: {facts['cublas_workspace']}")
     lines += _table(facts["steps"])

@@ -1,10 +1,15 @@
-"""A model in a user's training loop as a backend of the phase loop: one host, E = 1."""
+"""A model in a user's training loop as a backend of the phase loop: one host, E = 1.
+
+Some seeds would compute something else where they are used: generation with a cache runs a layer on the new positions
+only, and the padding of a batch depends on the other samples in it. A seed that mixes the positions of a sequence would
+need the layer's own cache and mask.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -13,38 +18,34 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
-from esper.core.action import STYLES, ActionSpec
+from esper.core.action import STYLES
 from esper.core.blend import Seed
 from esper.core.blueprints import BlueprintRegistry
-from esper.core.place import Features
+from esper.core.place import SEQUENCES, Features, Place
 from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.data.rng import kept_generators
 from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
-from esper.grower.layouts import mixes_positions, obstacle
 from esper.grower.optimizer import SeedGroups
-from esper.grower.report import Evaluate, Score, read_score, warning_of_unit
+from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
-from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
+from esper.hosts.layout import Layout
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
 from esper.training.governor import Governor, Panic
-from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
-from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
-from esper.training.shapley import Paired
+from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
+from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
 
-MAX_NOISE = 0.01
-"""Difference of two scores of one network, in percentage points, that is not mentioned."""
-
-
-MAX_RATIO = 1000.0
-"""Ratio of a seed's gradients to the host's, both per element, that is not mentioned; scales begin at 65,536."""
+MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
+"""Arguments [B, T] that say which positions are padding."""
 
 
 class LoopHost:
@@ -126,59 +127,12 @@ class LoopHost:
         return float(count_not_finite(model, self._finite, parameters))
 
 
-class LoopWarnings:
-    """Warns once of scores and gradients that are probably not what the user meant."""
-
-    def __init__(self, points: float) -> None:
-        self.points = points
-        self.unit = False
-        """Whether the user knows of a score in another unit."""
-        self.scale = False
-        """Whether the user knows of gradients that look scaled."""
-        self.repeated = False
-        """Whether one network has been scored twice, which shows the noise in scores."""
-
-    def of_unit(self, mean: float) -> None:
-        """Warns if scores have another unit than ``points`` says."""
-        words = None if self.unit else warning_of_unit(mean, self.points)
-        if words is not None:
-            self.unit = True
-            warnings.warn(words, stacklevel=6)
-
-    def of_noise(self, first: Score, again: Score) -> None:
-        """Warns if ``evaluate`` has returned two scores for one network."""
-        self.repeated = True
-        noise = abs(first.mean - again.mean)
-        if noise * self.points > MAX_NOISE:
-            warnings.warn(
-                f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
-                "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
-                stacklevel=6,
-            )
-
-    def of_scale(self, summaries: dict[str, GradientSummary]) -> None:
-        """Warns if a seed has gradients as large as those of a scaled loss."""
-        for name, summary in summaries.items():
-            host = summaries[HOST]
-            if name == HOST or not host.norm > 0 or self.scale:
-                continue
-            ratio = summary.ratio_to(host)
-            if ratio > MAX_RATIO:
-                self.scale = True
-                warnings.warn(
-                    f"the gradients of the seed in slot {name} are {ratio:.3g} times those of the model: if a "
-                    "GradScaler scales the loss, pass it to the Grower as scaler=",
-                    stacklevel=6,
-                )
-
-
 class LoopBackend(Backend):
     """One model, E = 1. Training happens outside, between :meth:`train` and :meth:`measure`.
 
     Args:
         hooks: the seeds in the model.
         groups: their parameter groups.
-        spec: names of slots and blueprints in actions.
         blueprints: what seeds are built from.
         config: the seed of new weights, and the counterfactuals.
         points: percentage points in a unit of the score.
@@ -189,7 +143,6 @@ class LoopBackend(Backend):
         self,
         hooks: SiteHooks,
         groups: SeedGroups,
-        spec: ActionSpec,
         blueprints: BlueprintRegistry,
         config: ResolvedConfig,
         points: float,
@@ -197,14 +150,14 @@ class LoopBackend(Backend):
     ) -> None:
         self.hooks = hooks
         self.groups = groups
-        self.spec = spec
         self.blueprints = blueprints
         self.config = config
         self.points = points
-        self.sites = [hooks.sites[name] for name in spec.slots]
+        places = [site.place for site in hooks.sites.values()]  # in execution order
+        self.spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+        self.sites = [hooks.sites[name] for name in self.spec.slots]
         """Sites in the order of the arrays' slots."""
-        self.places = [site.place for site in self.sites]
-        self.catalog = BlueprintCatalog(hooks.topology, self.places, blueprints, spec)
+        self.catalog = BlueprintCatalog(hooks.topology, [site.place for site in self.sites], blueprints, self.spec)
         self.only_added = self.catalog.only_added
         self.at_once = self.catalog.at_once & config.env.at_once
         self.counterfactual = CounterfactualHelper()
@@ -216,13 +169,7 @@ class LoopBackend(Backend):
         if governed:
             durations = Durations.of(config, config.env.episode_length)
             self.governor = Governor(config.governor, durations, classes=None)
-        self.governance = Governance(
-            0,
-            self.host,
-            self.sites,
-            self.counterfactual,
-            self.governor,
-        )
+        self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
         # The owners of gradients are the host and the seed of each site.
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
         groups.gradient_stats = self.gradient_stats
@@ -246,12 +193,7 @@ class LoopBackend(Backend):
             fitting = partial(self._require_fitting, site.name)
             try:
                 with seeded(self._seed(RngStream.SEED)):
-                    seed = site.plant(
-                        recipe,
-                        BLEND_STYLES[operator],
-                        self.hooks.probes[site.name],
-                        fitting,
-                    )
+                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
@@ -338,14 +280,7 @@ class LoopBackend(Backend):
         summaries = self.gradient_stats.summaries(packed)
         if self.groups.scaler is None:
             self.warnings.of_scale(summaries)
-        record_seeds(
-            state.slots,
-            0,
-            self.spec.slots,
-            self.counterfactual,
-            summaries,
-            self.config.env.gates,
-        )
+        record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(
         self,
@@ -463,3 +398,79 @@ def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
     if probe.source is probe.h:
         return h, None
     return h, probe.source.cpu().clone()
+
+
+def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
+    """Tries whether a position of the delta for the ``features`` of a sequence at ``place`` depends on another one."""
+    if features.dim() != 3 or place.topology not in SEQUENCES:
+        return False
+    dimension = Layout(place.topology, place.order).positions
+    length = features.shape[dimension]
+    if length < 2:
+        return False
+    mode = seed.training
+    changed = features.clone()
+    # Only the first position changes: the delta at the others changes with it if the seed mixes positions.
+    changed.select(dimension, 0).add_(1)
+    with torch.no_grad():
+        seed.eval()
+        before = seed(features).narrow(dimension, 1, length - 1)
+        after = seed(changed).narrow(dimension, 1, length - 1)
+    seed.train(mode)
+    return not torch.equal(before, after)
+
+
+def obstacle(
+    model: nn.Module,
+    topology: str,
+    last: tuple[tuple[Any, ...], dict[str, Any]] | None,
+) -> str | None:
+    """Returns why a seed that mixes positions cannot be planted in ``model``; None if it can.
+
+    ``last`` are the positional and named arguments of the last training pass.
+    """
+    if topology == "transformer" and any(map(_generates, model.modules())):
+        return "the model generates with a cache of earlier positions, which the seed does not have"
+    if last is None:
+        return None
+    arguments, keywords = last
+    if any(map(_hides_some, _masks(model, arguments, keywords))):
+        return "batches are padded, and the seed does not see the mask"
+    return None
+
+
+def _generates(module: nn.Module) -> bool:
+    """Whether a model of Hugging Face generates text."""
+    can_generate = getattr(module, "can_generate", None)
+    return callable(can_generate) and bool(can_generate())
+
+
+def _masks(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Iterator[Tensor]:
+    """Yields the masks among the arguments of the model, also in dicts."""
+    try:
+        named = inspect.signature(model.forward).bind_partial(*arguments, **keywords).arguments
+    except TypeError:
+        named = keywords
+    waiting: list[Any] = [named]
+    while waiting:
+        mapping = waiting.pop()
+        if not isinstance(mapping, Mapping):
+            continue
+        for name, value in mapping.items():
+            if isinstance(value, Tensor) and name in MASKS:
+                yield value
+            elif isinstance(value, list | tuple):
+                waiting.extend(value)
+            else:
+                waiting.append(value)
+
+
+def _hides_some(mask: Tensor) -> bool:
+    """Whether a mask treats some positions in another way than others."""
+    if mask.dim() != 2 or mask.numel() == 0:
+        return False
+    return bool((mask != mask.flatten()[0]).any())

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
-from esper.config.resolved import ResolvedConfig
+from esper.config import ConfigError
 from esper.core.action import Op
-from esper.core.blueprints import BlueprintRegistry
+from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
-from esper.env.catalog import BlueprintCatalog
-from esper.env.reporting import Reporter
-from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
+from esper.data.rng import kept_generators
+from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
-from esper.grower.layouts import count_operations
-from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
+from esper.hosts.between import Trace
+from esper.hosts.example import cloned, counting, outputs_for
+from esper.hosts.host import kept_modes
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
+
+logger = logging.getLogger(__name__)
 
 LOSS_SPREAD = 0.02
 """Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
@@ -32,6 +36,76 @@ other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
 
 Counted = tuple[float, Tensor]
 """Operations of a forward pass, a sample: of the model, and of each seed that could be planted, float64 [S, B]."""
+
+
+def probe_untrained(hooks: SiteHooks, evaluate: Callable[[nn.Module], object]) -> None:
+    """Runs the untrained model once, with probes from this pass."""
+    hooks.finding = True
+    try:
+        with kept_modes(hooks.model), kept_generators(hooks.devices), torch.no_grad():
+            evaluate(hooks.model)
+    finally:
+        hooks.finding = False
+
+
+def require_reached(hooks: SiteHooks) -> None:
+    """Raises ConfigError for a site that no forward pass has reached."""
+    missing = [f"{name} ({path})" for name, path in hooks.paths.items() if name not in hooks.sites]
+    if missing:
+        raise ConfigError(
+            f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
+            "before grower.step(), and call the model itself, not its parts"
+        )
+
+
+def infer_layouts(hooks: SiteHooks) -> None:
+    """Infers the layouts of the sites without a declared layout, and the layers between sources and sinks.
+
+    Raises ConfigError if the model cannot run on the last batch in eval mode.
+    """
+    wanted = hooks.paths
+    if hooks.declared is not None:
+        wanted = {name: path for name, path in wanted.items() if path.source is not None}
+    if not wanted or hooks.passes.last is None:
+        return
+    try:
+        trace = Trace(hooks.model, partial(run_last, hooks), list(wanted.values()))
+        layouts = trace.layouts(wanted, hooks.declared, hooks.passes.samples)
+    except ConfigError as error:
+        places = ", ".join(map(str, wanted.values()))
+        raise ConfigError(
+            f"what lies at {places} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
+            "sites that read their sink need no pass if topology= says what they return"
+        ) from error
+    for name, path in wanted.items():
+        between = None if path.source is None else trace.between(path)
+        hooks.place(name, trace.width(path.sink, layouts[name]), layouts[name], between)
+
+
+def count_operations(hooks: SiteHooks) -> float:
+    """Returns the operations of a forward pass of the model, a sample of the last batch.
+
+    They are 0 if nothing can be counted: the model cannot run on the batch in eval mode, or its inputs have no samples.
+    """
+    if hooks.passes.last is None:
+        return 0.0
+    try:
+        with counting() as counter:
+            run_last(hooks)
+    except ConfigError as error:
+        logger.info("the operations of a pass are not known: %s", error)
+        return 0.0
+    samples = hooks.passes.samples
+    if not samples:
+        return 0.0
+    return counter.get_total_flops() / samples
+
+
+def run_last(hooks: SiteHooks) -> None:
+    """Runs the model on the last batch in eval mode, without compiled code, which would hide its layers."""
+    arguments, keywords = cloned(hooks.passes.last)
+    with torch.compiler.set_stance("force_eager"):
+        outputs_for(hooks.model, arguments, keywords)
 
 
 def count(backend: LoopBackend) -> Counted:
@@ -44,24 +118,6 @@ def count(backend: LoopBackend) -> Counted:
     return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
 
 
-def open_env(
-    hooks: SiteHooks,
-    groups: SeedGroups,
-    blueprints: BlueprintRegistry,
-    config: ResolvedConfig,
-    points: float,
-    governed: bool,
-    baseline: tuple[float, ...] | None,
-    emit: Callable[[Event], None],
-    counted: Counted | None,
-) -> LoopEnv:
-    """Makes the env of a model whose sites are known; see :class:`LoopBackend` and :class:`LoopEnv`."""
-    places = [site.place for site in hooks.sites.values()]
-    spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
-    backend = LoopBackend(hooks, groups, spec, blueprints, config, points, governed)
-    return LoopEnv(config, backend, baseline, Reporter(emit, spec, config.env, n_envs=1), counted)
-
-
 class LoopEnv(SlotVectorEnv):
     """One model, E = 1. :meth:`begin` and :meth:`end_epoch` follow an epoch of training, :meth:`play` precedes one.
 
@@ -70,11 +126,10 @@ class LoopEnv(SlotVectorEnv):
     measured is that of the epoch before.
 
     Args:
-        config: with ``env.episode_length`` epochs, the number of decisions.
         backend: the model.
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None if there is none.
-        reporter: receives what happens.
+        emit: receives events of what happens.
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """
 
@@ -83,13 +138,13 @@ class LoopEnv(SlotVectorEnv):
 
     def __init__(
         self,
-        config: ResolvedConfig,
         backend: LoopBackend,
         baseline: tuple[float, ...] | None,
-        reporter: Reporter,
-        counted: Counted | None = None,
+        emit: Callable[[Event], None],
+        counted: Counted | None,
     ) -> None:
         self.backend: LoopBackend = backend
+        config = backend.config
         host_flops, seed_flops = counted or count(backend)
         choices = Choices(
             host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
@@ -98,16 +153,8 @@ class LoopEnv(SlotVectorEnv):
             flops=seed_flops.numpy(),
             kinds=backend.catalog.kinds(config.env.at_once),
         )
-        super().__init__(
-            config,
-            backend.spec,
-            backend,
-            Spans(marks=False),
-            choices,
-            reporter=reporter,
-        )
+        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, emit=emit)
         self.configure(learns=False)  # one episode
-        self.reporter = reporter
         self.known = baseline
         self.removed: dict[str, str] = {}
         """The last seed that was removed from each slot, in words."""
@@ -137,7 +184,8 @@ class LoopEnv(SlotVectorEnv):
     def _joins(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
-        self.reporter.expect(log_prob_of(controller, self.num_envs))
+        if self.loop.reporter is not None:
+            self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):

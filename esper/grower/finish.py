@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.config import ConfigError
 from esper.core.blueprints.source import RANKS
 from esper.grower.sites import SiteHooks
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
-from esper.hosts.seed_hook import CONTAINER, COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
+from esper.hosts.seed_hook import COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.widen import GrownInModel, merge_all, merge_sources
+from esper.hosts.widen import changed_by, merge_all, merge_sources, seeds_of_model
 
 POWERS = {
     "momentum_buffer": 1,
@@ -30,40 +29,6 @@ POWERS = {
     "square_avg": 2,
 }
 """The power of the gradient that a state of torch's optimizers averages, by its name."""
-
-
-def networks_of(averages: Iterable[nn.Module], model: nn.Module) -> list[nn.Module]:
-    """Returns the networks of averages of the weights of ``model``: inside ``AveragedModel``, or copies of the model.
-
-    Raises ConfigError for an average of another network.
-    """
-    networks = []
-    for average in averages:
-        network = average
-        if not _is_alike(average, model):
-            network = average._modules.get("module") or average
-        if not _is_alike(network, model):
-            raise ConfigError(
-                "averages= has a network whose parameters are not those of the model: pass the averages of this model, "
-                "such as torch.optim.swa_utils.AveragedModel(model), or copies of it"
-            )
-        networks.append(network)
-    return networks
-
-
-def _is_alike(network: nn.Module, model: nn.Module) -> bool:
-    """Whether two networks have one class, and own parameters of the same names and shapes."""
-    return type(network) is type(model) and _shapes(network) == _shapes(model)
-
-
-def _shapes(network: nn.Module) -> dict[str, torch.Size | None]:
-    """Returns the shapes of the parameters by name, without those of seeds; None for a lazy one."""
-    shapes = {}
-    for name, parameter in network.named_parameters():
-        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
-        if CONTAINER not in name.split("."):
-            shapes[name] = None if lazy else parameter.shape
-    return shapes
 
 
 def warn_of_copies(hooks: SiteHooks) -> None:
@@ -92,13 +57,19 @@ def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, st
     """
     warn_of_copies(hooks)
     before = _outputs(hooks)
-    for network, hook in hooks.hooks:
-        _attach(hooks, network, hook)
-    after = None if before is None else _outputs(hooks)
-    found = None if before is None or after is None else difference(before, after)
-    if found is not None:
+
+    def attach() -> None:
         for network, hook in hooks.hooks:
-            _detach(hooks, network, hook)
+            _attach(hooks, network, hook)
+
+    def changed() -> str | None:
+        after = None if before is None else _outputs(hooks)
+        return None if before is None or after is None else difference(before, after)
+
+    found = changed_by(nn.ModuleList(hooks.networks), attach, changed)
+    if found is not None:
+        for _, hook in hooks.hooks:
+            hook.growth = hooks
         raise RuntimeError(
             f"finish() was rolled back: adding the kept seeds changes the model's output ({found}). The model probably "
             "iterates over its own submodules. Training can continue"
@@ -156,19 +127,11 @@ def _attach(hooks: SiteHooks, network: nn.Module, hook: SeedHook) -> None:
     if site is None or not site.fossil or site.planted is None:
         unregister(network, hook)
         return
-    hook.recipe = hooks.recipe(hook.slot)
+    hook.recipe = hooks.present(hook.slot)[2]
     seed = site.planted.module
     if hook.in_average:
         seed = copy.deepcopy(seed)
     keep(network, hook, seed, site.alpha)
-
-
-def _detach(hooks: SiteHooks, network: nn.Module, hook: SeedHook) -> None:
-    """Undoes :func:`_attach` where a seed is kept; there is no other one."""
-    container = container_of(network)
-    container._modules.pop(hook.name, None)
-    container.growing[hook.name] = hook
-    hook.growth = hooks
 
 
 def merge_in_loop(
@@ -186,13 +149,12 @@ def merge_in_loop(
     Returns the reason for each seed that stays, by path.
     """
     before = dict(model.named_parameters())
-    versions = {parameter: parameter._version for parameter in before.values()}
     averages = POWERS.keys() & chain.from_iterable(optimizer.state.values())
     twins = {key: _twin(model, optimizer, key) for key in averages}
     reasons = merge_all(model, difference)
     states = {}
     for key, twin in twins.items():
-        merge_sources(GrownInModel(twin), lambda: None, stay=reasons)
+        merge_sources(twin, seeds_of_model(twin), lambda: None, stay=reasons)
         states[key] = dict(twin.named_parameters())
     new_for: dict[nn.Parameter, nn.Parameter] = {}
     for name, new in model.named_parameters():
@@ -206,8 +168,6 @@ def merge_in_loop(
             new_for[old] = new
             values = {key: twin_parameters[name].data for key, twin_parameters in states.items()}
             _move_state(optimizer, old, new, values)
-        elif new._version != versions[old] and not _averages_gradients(optimizer, old):
-            optimizer.state.pop(old, None)
     gone = set(before.values())  # all parameters of a merged seed, which make up its group
     groups = []
     for group in optimizer.param_groups:

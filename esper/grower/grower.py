@@ -21,19 +21,16 @@ from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.place import Place
-from esper.grower.env import Counted, LoopEnv, open_env
-from esper.grower.finish import finish, networks_of
-from esper.grower.layouts import find_sites, infer_layouts, require_reached
+from esper.grower.backend import LoopBackend
+from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, require_reached
+from esper.grower.gradients import Ranks, plain_model
 from esper.grower.optimizer import SeedGroups, SeedOptions
-from esper.grower.ranks import Ranks, plain_model
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
-from esper.grower.sites import SiteHooks
+from esper.grower.sites import SiteHooks, network_of
 from esper.hosts.between import Between
-from esper.hosts.graft import Sites, check_sites, named_sites
-from esper.hosts.host import row_major
-from esper.hosts.layout import Layout
-from esper.hosts.seed_hook import require_finished
-from esper.hosts.sources import SitePath
+from esper.hosts.find import Sites, named_sites
+from esper.hosts.layout import Layout, check_sites
+from esper.hosts.seed_hook import SitePath, require_finished
 from esper.hosts.widen import warn_unmerged
 from esper.telemetry.event import ActionTaken, Event
 
@@ -129,9 +126,9 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
-        check_sites(model, named, topology)
+        self.slots = check_sites(model, named, topology)
         require_finished(model)
-        followers = networks_of(averages or (), model)
+        followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
         _check_numbers(horizon, baseline, points)
         _check_incubation(incubation, ranks)
@@ -145,9 +142,8 @@ class Grower:
         self.config = _resolved(config, horizon - 1)
         ControllerSpec.of(controller).check()
         self._loaded_controller = loaded(controller)
-        self.blueprints = (blueprints or BLUEPRINTS).copy()
+        self.blueprints = BLUEPRINTS.copy_of(blueprints)
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        self.slots = row_major(named)
         _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
@@ -166,8 +162,10 @@ class Grower:
         self.hooks.stash = self.groups.stash
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
-            log = _log_in(folder, type(model).__name__, controller, points)
-            self.log = log
+            # Only a loop that has a folder needs to know of files of runs.
+            from esper.grower.log import LoopLog
+
+            self.log = log = LoopLog(folder, type(model).__name__, controller, points)
             self._listeners.insert(0, log.emit)
             self.hooks.passes.before_first = lambda: log.create(self.config)
         self._events: list[Event] = []
@@ -184,7 +182,7 @@ class Grower:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
         self.config = _resolved(self.config, self.horizon)  # one more decision
         self.started = True
-        find_sites(self.hooks, evaluate)
+        probe_untrained(self.hooks, evaluate)
         return self._decide(evaluate)
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
@@ -205,9 +203,7 @@ class Grower:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
         env = self._opened()
         # One decision followed each earlier epoch, and one came before the first if the loop was started early.
-        decisions = self.epoch
-        if self.started:
-            decisions += epochs
+        decisions = self.epoch + self.started * epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
@@ -236,8 +232,7 @@ class Grower:
 
         Raises ConfigError for an average of another network.
         """
-        for network in networks_of([average], self.model):
-            self.hooks.follow(network)
+        self.hooks.follow(network_of(average, self.model))
 
     def finish(self, merge: bool = False) -> nn.Module:
         """Ends growth and returns the model with its kept seeds as ordinary submodules.
@@ -255,6 +250,8 @@ class Grower:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         if not self.kept:
             logger.warning(why_nothing(self.env))
+        from esper.grower.finish import finish  # no loop needs it before
+
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
@@ -328,11 +325,10 @@ class Grower:
         require_reached(self.hooks)
         if counted is None:
             infer_layouts(self.hooks)
-        config = self.config
-        parts = self.hooks, self.groups, self.blueprints, config
-        env = open_env(*parts, self.points, self.governed, self._baseline, self._emit, counted)
+        backend = LoopBackend(self.hooks, self.groups, self.blueprints, self.config, self.points, self.governed)
+        env = LoopEnv(backend, self._baseline, self._emit, counted)
         self.env = env
-        self.controller: Controller = controller_for(self._loaded_controller, config, env, env.run_seed)
+        self.controller: Controller = controller_for(self._loaded_controller, self.config, env, env.run_seed)
         self.controller.begin()
         if counted is None and self.log is not None:
             self.log.start(env)
@@ -346,19 +342,6 @@ class Grower:
         self._events.append(event)
         for listen in self._listeners:
             listen(event)
-
-
-def _log_in(
-    folder: str | Path,
-    task: str,
-    controller: str | OwnController,
-    points: float,
-) -> LoopLog:
-    """Returns the log of a loop; see :class:`LoopLog` for the arguments."""
-    # Only a loop that has a folder needs to know of files of runs.
-    from esper.grower.log import LoopLog
-
-    return LoopLog(folder, task, controller, points)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

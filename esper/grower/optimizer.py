@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import GradStash, clip_seeds, measurable
-from esper.grower.ranks import Ranks
+from esper.grower.gradients import GradStash, Ranks, clip_seeds, measurable
 from esper.grower.stepping import (
     SLOT,
     Group,
@@ -34,7 +33,7 @@ from esper.grower.stepping import (
     unscaling,
     unwrapped,
 )
-from esper.hosts.sources import SitePath
+from esper.hosts.seed_hook import SitePath
 from esper.training.metrics import HOST, SeedGradientCollector
 
 NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from esper.config import Durations
 from esper.core.action import TEMPOS
 from esper.core.stage import SeedStage
 from esper.telemetry.event import CAUSES, ActionTaken, Event, GovernorRollback, StageChanged
+from esper.training.metrics import HOST, GradientSummary
 
 if TYPE_CHECKING:
     from esper.grower.env import LoopEnv
@@ -27,6 +29,12 @@ Evaluate = Callable[[nn.Module], Any]
 MAX_POINTS = 200.0
 """Max absolute score in pp; a larger one is a score in another unit."""
 FORMS = "a number, the scores [n] of n >= 2 samples, or a tuple (score or scores, loss)"
+
+MAX_NOISE = 0.01
+"""Difference of two scores of one network, in percentage points, that is not mentioned."""
+
+MAX_RATIO = 1000.0
+"""Ratio of a seed's gradients to the host's, both per element, that is not mentioned; scales begin at 65,536."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,49 @@ def _numbers(value: object) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         pass
     raise TypeError(f"evaluate returned {type(value).__name__}; return {FORMS}")
+
+
+class LoopWarnings:
+    """Warns once of scores and gradients that are probably not what the user meant."""
+
+    def __init__(self, points: float) -> None:
+        self.points = points
+        self.repeated = False
+        """Whether one network has been scored twice, which shows the noise in scores."""
+        self._said: set[str] = set()
+
+    def of_unit(self, mean: float) -> None:
+        """Warns if scores have another unit than ``points`` says."""
+        words = warning_of_unit(mean, self.points)
+        if words is not None:
+            self._say("unit", words)
+
+    def of_noise(self, first: Score, again: Score) -> None:
+        """Warns if ``evaluate`` has returned two scores for one network."""
+        self.repeated = True
+        noise = abs(first.mean - again.mean)
+        if noise * self.points > MAX_NOISE:
+            self._say(
+                "noise",
+                f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
+                "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
+            )
+
+    def of_scale(self, summaries: dict[str, GradientSummary]) -> None:
+        """Warns if a seed has gradients as large as those of a scaled loss."""
+        for name, summary in summaries.items():
+            host = summaries[HOST]
+            if name != HOST and host.norm > 0 and summary.ratio_to(host) > MAX_RATIO:
+                self._say(
+                    "scale",
+                    f"the gradients of the seed in slot {name} are {summary.ratio_to(host):.3g} times those of the "
+                    "model: if a GradScaler scales the loss, pass it to the Grower as scaler=",
+                )
+
+    def _say(self, kind: str, words: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(words, stacklevel=7)
 
 
 @dataclass(frozen=True)

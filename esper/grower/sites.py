@@ -14,16 +14,18 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
-from esper.core.place import SEQUENCES, Features, Place
-from esper.core.site import PlantedSeed, Site
+from esper.core.place import SEQUENCES, Features
+from esper.core.site import Site
+from esper.data.rng import kept_generators
 from esper.hosts.between import Between, place_of
 from esper.hosts.example import tensors_in
-from esper.hosts.graft import FOUND, check_features
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.layout import Layout
+from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
+    CONTAINER,
     COPIES,
     SeedHook,
+    SitePath,
     container_of,
     drop_container,
     free_name,
@@ -31,11 +33,9 @@ from esper.hosts.seed_hook import (
     unregister,
     with_share,
     without_copied_hooks,
-    without_vacant_hooks,
 )
-from esper.hosts.sources import SitePath
 from esper.training.delta import delta_of, straight_through
-from esper.training.rng import SeedDraws, kept_generators
+from esper.training.rng import SeedDraws
 from esper.training.shadow import ShadowBuffers, copied_buffers
 
 MAX_PROBE = 8
@@ -122,7 +122,7 @@ class SiteHooks:
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until growth ends.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.layouts`` infers it.
+        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.env`` infers it.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` passes.
     """
 
@@ -157,9 +157,7 @@ class SiteHooks:
         self.frozen = False
         """Whether no parameter of the model has a gradient."""
         self.finding = False
-        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
-        self.see: Callable[[str, Tensor], None] | None = None
-        """Called with the features at each site; set by :func:`esper.grower.layouts.infer_layouts`."""
+        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.env.probe_untrained`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._checked: set[str] = set()
@@ -169,14 +167,13 @@ class SiteHooks:
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
         COPIES[self.origin] = WeakSet()
+        self.prepare_epoch()
         self.passes = PassHook(model)
         self.follow(model)
-        self.prepare_epoch()
 
     def follow(self, network: nn.Module) -> None:
         """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""
         without_copied_hooks(network, self.origin)
-        without_vacant_hooks(network)
         container = container_of(network)
         for name, path in self.paths.items():
             hook = SeedHook(free_name(container, name))
@@ -295,17 +292,23 @@ class SiteHooks:
             return site is not None and site.seed is not None
         return site is None or site.seed is not None or self._takes_probe(hook.slot)
 
-    def present(self, slot: str) -> tuple[Seed | None, float]:
-        site = self.sites.get(slot)
-        if site is None or not site.on:
-            return None, 0.0
-        return site.seed, site.alpha
-
-    def recipe(self, slot: str) -> dict[str, Any]:
+    def present(self, slot: str) -> tuple[Seed | None, float, dict[str, Any]]:
         site = self.sites.get(slot)
         if site is None or site.planted is None:
-            return {}
-        return _recipe(site.planted, site.place, self.between.get(slot))
+            return None, 0.0, {}
+        place = site.place
+        recipe = {
+            "blueprint": site.planted.blueprint.name,
+            "topology": place.topology,
+            "order": list(place.order),
+            "style": site.planted.style.name,
+            "channels": place.channels,
+        }
+        if slot in self.between:
+            recipe["between"] = list(self.between[slot].parts)
+        if not site.on:
+            return None, 0.0, recipe
+        return site.seed, site.alpha, recipe
 
     def grown(self, hook: SeedHook, module: nn.Module, output: object) -> object:
         """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
@@ -323,8 +326,6 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
-        if self.see is not None:
-            self.see(name, h)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self._takes_probe(name)
@@ -347,7 +348,7 @@ class SiteHooks:
         site = self.sites.get(name)
         if site is None or site.seed is not None or name not in self.learned:
             return False
-        return self.see is None and not self.frozen and not self._takes_probe(name)
+        return not self.frozen and not self._takes_probe(name)
 
     def _takes_probe(self, name: str) -> bool:
         """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
@@ -412,20 +413,6 @@ class SiteHooks:
         self._checked.add(name)
 
 
-def _recipe(planted: PlantedSeed, place: Place, between: Between | None) -> dict[str, Any]:
-    """Describes a planted seed, see :attr:`SeedHook.recipe`."""
-    recipe = {
-        "blueprint": planted.blueprint.name,
-        "topology": place.topology,
-        "order": list(place.order),
-        "style": planted.style.name,
-        "channels": place.channels,
-    }
-    if between is not None:
-        recipe["between"] = list(between.parts)
-    return recipe
-
-
 class _Graph(torch.autograd.Function):
     """The identity, whose output needs a gradient."""
 
@@ -444,3 +431,27 @@ def _with_graph(h: Tensor) -> Tensor:
         return h
     anchor = torch.zeros((), device=h.device, requires_grad=True)
     return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def network_of(average: nn.Module, model: nn.Module) -> nn.Module:
+    """Returns the network of an average of the weights of ``model``: inside ``AveragedModel``, or a copy of the model.
+
+    Raises ConfigError for an average of another network.
+    """
+    for network in (average, average._modules.get("module")):
+        if type(network) is type(model) and network is not None and _shapes(network) == _shapes(model):
+            return network
+    raise ConfigError(
+        "averages= has a network whose parameters are not those of the model: pass the averages of this model, such as "
+        "torch.optim.swa_utils.AveragedModel(model), or copies of it"
+    )
+
+
+def _shapes(network: nn.Module) -> dict[str, torch.Size | None]:
+    """Returns the shapes of the parameters by name, without those of seeds; None for a lazy one."""
+    shapes = {}
+    for name, parameter in network.named_parameters():
+        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        if CONTAINER not in name.split("."):
+            shapes[name] = None if lazy else parameter.shape
+    return shapes

@@ -1,22 +1,25 @@
-"""The layers between the source and the sink of a site, found by watching a forward pass."""
+"""One recorded forward pass of a model: its submodules, their layouts, and the layers between two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
+from esper.config import ConfigError
 from esper.core.blueprints.source import PER_CHANNEL, Applied, Extensible
 from esper.core.place import Place
 from esper.hosts.example import tensors_in
-from esper.hosts.gated import gated_of
-from esper.hosts.layout import Layout
-from esper.hosts.seed_hook import own_children
-from esper.hosts.sources import SitePath
+from esper.hosts.inputs import features_of, source_of
+from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of
+from esper.hosts.seed_hook import SitePath, own_children
 
 Part = Mapping[str, Any]
 """One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""
@@ -28,6 +31,206 @@ class Between:
 
     parts: tuple[Part, ...] = ()
     obstacle: str = ""
+
+
+@dataclass
+class ModuleRun:
+    """A submodule in a pass. Of several runs, its tensors are those of the last one."""
+
+    inputs: Tensor | None = None
+    """The first tensor that it reads."""
+    output: object = None
+    """The features that it returns."""
+    channels_first: bool | None = None
+    """Whether their channels come before their positions; None: both are possible."""
+    count: int = 0
+    changes: bool = False
+    """Whether its outputs differ in shape between its runs."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a layer, or of a function of torch outside of all layers. Tensors are numbered in the pass."""
+
+    name: str
+    path: str | None
+    """The layer; None for a function."""
+    part: Part | None
+    """None for a function that is no layer between a source and a sink."""
+    inputs: tuple[int, ...]
+    output: int | None
+    """None if it returns no single tensor."""
+    returns: str
+    """Name of the type that it returns."""
+
+
+class Trace(TorchFunctionMode):
+    """One pass of ``model``, which ``run`` makes.
+
+    Args:
+        model: the network.
+        run: runs it once, and always in the same way.
+        sites: sites at which features are kept, and layers are noted if one of them has a source; None: everywhere.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[[], object],
+        sites: Collection[SitePath] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.run = run
+        self.runs: dict[str, ModuleRun] = {}
+        """The submodules that have run, by path, in the order in which they end."""
+        self.calls: list[Call] = []
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._kept = set(self._paths.values()) if sites is None else {site.sink for site in sites}
+        self._inference = LayoutInference()
+        self._numbers = WeakIdKeyDictionary()
+        self._count = 0
+        self._inside = 0  # number of layers that run at the moment, one in the other
+        self._layers: set[nn.Module] = set()
+        whole = sites is None or any(site.source is not None for site in sites)
+        with ExitStack() as hooks:
+            for module, path in self._paths.items():
+                if whole or path in self._kept or isinstance(module, CHANNELS):
+                    hooks.callback(module.register_forward_pre_hook(self._enter).remove)
+                    hooks.callback(module.register_forward_hook(self._leave, with_kwargs=True).remove)
+            if whole:
+                self._layers = set(filter(is_layer, self._paths))
+                hooks.enter_context(self)
+            self.results: Any = run()
+
+    def layout(self, where: str, site: SitePath, batch: int | None) -> Layout:
+        """Returns the layout of the features at a sink, for ``batch`` samples if that is known.
+
+        Seeds with a source work on each sample and position alike, so that it need not be known which is which. Raises
+        ConfigError for features that cannot hold seeds, or whose layout is ambiguous.
+        """
+        run = self.runs[site.sink]
+        if site.source is not None:
+            batch = None
+        return layout_of(where, run.output, run.channels_first, batch)
+
+    def width(self, sink: str, layout: Layout) -> int:
+        """Returns the number of channels of the features at a sink."""
+        h = self.runs[sink].output
+        assert isinstance(h, Tensor)
+        return layout.width_of(h)
+
+    def layouts(
+        self,
+        sites: Mapping[str, SitePath],
+        declared: str | None,
+        batch: int | None,
+    ) -> dict[str, Layout]:
+        """Returns the layouts at the sinks by slot: that of the ``declared`` topology, or those that are found.
+
+        Raises ConfigError for a sink that the pass has not run, and as :meth:`layout` does.
+        """
+        for name, site in sites.items():
+            if site.sink not in self.runs:
+                raise ConfigError(f"slot {name}: the pass never runs {site.sink}")
+        if declared is not None:
+            return dict.fromkeys(sites, Layout(declared))
+        layouts = {}
+        reading = {}
+        for name, site in sites.items():
+            layouts[name] = self.layout(f"slot {name}: {site.sink}", site, batch)
+            if site.source is None:
+                reading[name] = site.sink, layouts[name]
+        return layouts | causal_where_measured(self.model, reading, self.run)
+
+    def between(self, site: SitePath) -> Between:
+        """Returns the layers of a site with a source: each reads the output of the one before, which nothing else
+        reads."""
+        order = [call.path for call in self.calls]
+        for path in site.paths:
+            if order.count(path) > 1:
+                return Between(obstacle=f"{path} runs more than once in a forward pass")
+        if site.sink in order and site.source not in order[: order.index(site.sink) + 1]:
+            return Between(obstacle=f"{site.sink} runs before {site.source}")
+        parts: list[Part] = []
+        chain: list[int] = []
+        reached = False
+        for call in self.calls:
+            # What follows the sink may do with its output as it likes.
+            read = [number for number in call.inputs if number in (chain[:-1] if reached else chain)]
+            if call.path != site.source and not read:
+                continue
+            follows = call.part is not None and not reached and read == chain[-1:]
+            if call.part is None or not (call.path == site.source or follows):
+                return Between(obstacle=f"{call.name} reads what lies between {site.source} and {site.sink}")
+            parts.append(call.part)
+            if call.output is None:
+                return Between(obstacle=f"{call.name} returns {call.returns}, not one tensor")
+            if call.output not in chain[-1:]:  # a layer may work in place, or do nothing
+                chain.append(call.output)
+            reached = call.path == site.sink
+        if not reached:
+            return Between(obstacle=f"{site.sink} does not compute its output from that of {site.source}")
+        return Between(tuple(parts))
+
+    def _enter(self, module: nn.Module, _inputs: object) -> None:
+        self._inside += module in self._layers
+
+    def _leave(
+        self,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        output: object,
+    ) -> None:
+        path = self._paths[module]
+        h = features_of(output)
+        self._inference.note(module, h)
+        run = self.runs.pop(path, ModuleRun())
+        self.runs[path] = run  # behind those that ended before
+        run.count += 1
+        if path in self._kept:
+            run.changes |= run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None)
+            run.output = h
+            run.channels_first = self._inference.channels_first(h)
+            try:
+                run.inputs = source_of(inputs, named)
+            except TypeError:
+                run.inputs = None
+        if module in self._layers:
+            self._inside -= 1
+            if not self._inside:
+                self._note(path, path, {"path": path}, (inputs, named), output)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if not self._inside and name not in SHAPES and list(tensors_in(output)):
+            self._note(name, None, _part_of(name, args, kwargs, output), (args, kwargs), output)
+        return output
+
+    def _note(
+        self,
+        name: str,
+        path: str | None,
+        part: Part | None,
+        inputs: object,
+        output: object,
+    ) -> None:
+        read = tuple(map(self._number, tensors_in(inputs)))
+        returned = self._number(output) if isinstance(output, Tensor) else None
+        self.calls.append(Call(name, path, part, read, returned, type(output).__name__))
+
+    def _number(self, tensor: Tensor) -> int:
+        self._count += 1
+        return int(self._numbers.setdefault(tensor, self._count))  # type: ignore[no-untyped-call]
 
 
 ELEMENTWISE = {
@@ -48,115 +251,12 @@ ELEMENTWISE = {
     "tanh",
     "sigmoid",
 }
-POOLS = {
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-}
+POOLS = re.compile(r"(adaptive_)?(max|avg)_pool[123]d")
 IN_PLACE = {"relu_": "relu", "tanh_": "tanh", "sigmoid_": "sigmoid"}
 """Functions that compute the same as others, in the memory of their input."""
 
 SHAPES = {"size", "dim", "numel", "shape", "device", "dtype", "is_cuda", "requires_grad", "stride", "ndim", "__get__"}
 """Questions about a tensor, which compute nothing of it."""
-
-
-@dataclass
-class _Watch:
-    """The layers of one site that a pass has shown so far."""
-
-    site: SitePath
-    parts: list[Part] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    """Outputs of the layers so far, the present one last."""
-    obstacle: str = ""
-    seen: set[str] = field(default_factory=set)
-    """Layers that have run."""
-    reached: bool = False
-    """Whether the sink has been reached."""
-
-    def run(self, path: str, inputs: object, output: object) -> None:
-        """Notes a call of the layer ``path``."""
-        if path in self.site.paths and path in self.seen:
-            self.obstacle = f"{path} runs more than once in a forward pass"
-        elif path == self.site.sink and self.site.source not in (path, *self.seen):
-            self.obstacle = f"{path} runs before {self.site.source}"
-        elif path == self.site.source:
-            self.go_on({"path": path}, output)
-        else:
-            self.use(inputs, output, {"path": path}, path)
-        self.seen.add(path)
-
-    def use(
-        self,
-        values: object,
-        output: object,
-        part: Part | None,
-        name: str,
-    ) -> None:
-        """Notes a call of ``name`` with ``values``, which is the layer ``part`` if it can be one."""
-        before = self.tensors
-        if self.reached:
-            before = before[:-1]  # what follows the sink may do as it likes
-        used = []
-        for value in tensors_in(values):
-            used += [tensor for tensor in before if tensor is value]
-        if self.obstacle or not used:
-            return
-        if part is None or self.reached or len(used) > 1 or used[0] is not self.tensors[-1]:
-            self.obstacle = f"{name} reads what lies between {self.site.source} and {self.site.sink}"
-        else:
-            self.go_on(part, output)
-
-    def go_on(self, part: Part, output: object) -> None:
-        self.parts.append(part)
-        if not isinstance(output, Tensor):
-            self.obstacle = f"{describe(part)} returns {type(output).__name__}, not one tensor"
-        elif not self.tensors or output is not self.tensors[-1]:  # a layer may work in place, or do nothing
-            self.tensors.append(output)
-        self.reached = part.get("path") == self.site.sink
-
-
-def find_between(
-    model: nn.Module,
-    sites: Mapping[str, SitePath],
-    run: Callable[[], object],
-) -> dict[str, Between]:
-    """Returns by slot the layers between source and sink of those ``sites`` that have a source.
-
-    ``run`` runs the model once. Layers are found if each reads the output of the one before it, which nothing else
-    reads.
-    """
-    watches = {}
-    for name, site in sites.items():
-        if site.source is not None:
-            watches[name] = _Watch(site)
-    if not watches:
-        run()
-        return {}
-    with _watching(model, list(watches.values())):
-        run()
-    return {name: _result(watch) for name, watch in watches.items()}
-
-
-def _result(watch: _Watch) -> Between:
-    if watch.obstacle:
-        return Between(obstacle=watch.obstacle)
-    if not watch.reached:
-        return Between(obstacle=f"{watch.site.sink} does not compute its output from that of {watch.site.source}")
-    return Between(tuple(watch.parts))
-
-
-def describe(part: Part) -> str:
-    return str(part.get("path") or part.get("function"))
 
 
 def layers_of(model: nn.Module, between: Sequence[Part]) -> tuple[nn.Module, ...]:
@@ -167,16 +267,10 @@ def layers_of(model: nn.Module, between: Sequence[Part]) -> tuple[nn.Module, ...
             module = model.get_submodule(part["path"])
             layers.append(gated_of(module) or module)
         else:
-            layers.append(_applied(part["function"], part["options"]))
+            kind = {"flatten": nn.Flatten, "dropout": nn.Dropout}.get(part["function"])
+            options = part["options"]
+            layers.append(kind(**options) if kind else Applied(part["function"], options))
     return tuple(layers)
-
-
-def _applied(function: str, options: Mapping[str, Any]) -> nn.Module:
-    if function == "flatten":
-        return nn.Flatten()
-    if function == "dropout":
-        return nn.Dropout(**options)
-    return Applied(function, options)
 
 
 def place_of(
@@ -192,32 +286,6 @@ def place_of(
         return place
     layers = layers_of(model, between.parts)
     return replace(place, has_source=True, layers=layers, obstacle=between.obstacle)
-
-
-class _Functions(TorchFunctionMode):
-    """Sees the functions of torch that a forward method calls outside of the layers that are known as such."""
-
-    def __init__(self, watches: Sequence[_Watch]) -> None:
-        super().__init__()
-        self.watches = watches
-        self.inside = 0
-        """Number of known layers that run at the moment, one in the other."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        name = getattr(func, "__name__", str(func))
-        if not self.inside and name not in SHAPES and list(tensors_in(output)):
-            part = _part_of(name, args, kwargs, output)
-            for watch in self.watches:
-                watch.use((args, kwargs), output, part, name)
-        return output
 
 
 def _part_of(
@@ -241,7 +309,7 @@ def _part_of(
     if name in ELEMENTWISE and not rest:
         options = {key: value for key, value in kwargs.items() if key != "inplace"}
         return {"function": name, "options": options}
-    if name in POOLS and len(rest) <= len(_ORDER):
+    if POOLS.fullmatch(name) and len(rest) <= len(_ORDER):
         order = _ORDER_OF.get(name[:8], _ORDER)
         named = {**dict(zip(order, rest, strict=False)), **kwargs}
         options = {key: value for key, value in named.items() if value is not None}
@@ -254,35 +322,158 @@ _ORDER_OF = {"adaptive": ("output_size",), "avg_pool": ("kernel_size", "stride",
 """Names of the positional arguments of pools."""
 
 
-@contextmanager
-def _watching(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[None]:
-    functions = _Functions(watches)
-    paths = {module: path for path, module in model.named_modules()}
-    layers = {module for module in paths if is_layer(module)}
-
-    def enter(module: nn.Module, _inputs: Any) -> None:
-        functions.inside += module in layers
-
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        if module not in layers:
-            return
-        functions.inside -= 1
-        if functions.inside:
-            return
-        path = paths[module]
-        for watch in watches:
-            watch.run(path, inputs, output)
-
-    with ExitStack() as hooks:
-        for module in paths:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
-        hooks.enter_context(functions)
-        yield
-
-
 def is_layer(module: nn.Module) -> bool:
     """Whether a module counts as one layer: it has no submodules, or says how it grows."""
     if isinstance(module, (*PER_CHANNEL, Extensible)) or not own_children(module):
         return True
     return gated_of(module) is not None
+
+
+class Gated(nn.Module):
+    """A gated module as a layer that grows by units, see ``esper.core.blueprints.source.Extensible``.
+
+    Some of its linear layers compute its units, and one reads them. How units are computed is left to the module's own
+    forward method.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        writers: tuple[str, ...],
+        reader: str,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.writers = writers
+        self.reader = reader
+
+    def forward(self, x: Tensor) -> Any:
+        return self.module(x)
+
+    def more(self, units: int) -> MoreGated:
+        """Makes a module of the same class with ``units`` units."""
+        linear = {}
+        for name in self.writers:
+            layer = self._linear(name)
+            linear[name] = nn.Linear(layer.in_features, units, bias=layer.bias is not None)
+        reader = self._linear(self.reader)
+        linear[self.reader] = nn.Linear(units, reader.out_features, bias=reader.bias is not None)
+        return MoreGated(_twin(self.module, linear), self.reader)
+
+    @torch.no_grad()
+    def absorb(self, more: nn.Module, alpha: float) -> None:
+        """Takes over the units of ``more``, which :meth:`more` made, and whose output counts ``alpha`` times."""
+        body = more.get_submodule("body")
+        for name in self.writers:
+            writer = self._linear(name)
+            new = body.get_submodule(name)
+            for key, old in list(writer.named_parameters(recurse=False)):
+                writer.register_parameter(key, _joined(old, new.get_parameter(key), 0, 1.0))
+            writer.out_features += len(new.get_parameter("weight"))
+        reader = self._linear(self.reader)
+        new = body.get_submodule(self.reader)
+        reader.register_parameter("weight", _joined(reader.weight, new.get_parameter("weight"), 1, alpha))
+        reader.in_features = reader.weight.shape[1]
+
+    @property
+    def units(self) -> int:
+        return self._linear(self.reader).in_features
+
+    @property
+    def inputs(self) -> int:
+        """Number of features that it reads."""
+        return self._linear(self.writers[0]).in_features
+
+    def _linear(self, name: str) -> nn.Linear:
+        layer = self.module.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+
+class MoreGated(nn.Module):
+    """More units of a gated module, as a module of its class."""
+
+    def __init__(self, body: nn.Module, reader: str) -> None:
+        super().__init__()
+        self.body = body
+        self.reader = reader
+
+    @property
+    def project(self) -> nn.Module:
+        """The layer that reads the units."""
+        return self.body.get_submodule(self.reader)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(x)
+
+
+def gated_of(module: nn.Module) -> Gated | None:
+    """Returns a module as a gated one; None if it is none.
+
+    It has two or more linear layers from its input to its units, one from them to its output, and nothing else with
+    weights. That its outputs are sums over units is tried on copies with a few random ones.
+    """
+    linear: dict[str, nn.Linear] = {}
+    for name, child in own_children(module).items():
+        if type(child) is nn.Linear:
+            linear[name] = child
+        elif next(child.parameters(), None) is not None:
+            return None
+    if len(linear) < 3 or next(module.parameters(recurse=False), None) is not None:
+        return None
+    for reader, layer in linear.items():
+        units = layer.in_features
+        writers = tuple(name for name in linear if name != reader)
+        inputs = {linear[name].in_features for name in writers}
+        outputs = {linear[name].out_features for name in writers}
+        if len(inputs) == 1 and outputs == {units}:
+            gated = Gated(module, writers, reader)
+            return gated if _adds_up(gated) else None
+    return None
+
+
+@torch.no_grad()
+def _adds_up(gated: Gated) -> bool:
+    """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        some = gated.more(2).double().eval()
+        others = gated.more(3).double().eval()
+        for part in (some, others):
+            part.project.register_parameter("bias", None)
+        x = torch.randn(2, 4, gated.inputs, dtype=torch.float64)
+        try:
+            of_some = some(x)
+            of_others = others(x)
+            Gated(some.body, gated.writers, gated.reader).absorb(others, 1.0)
+            of_all = some(x)
+        except Exception:  # a user's module may need anything
+            return False
+    for y in (of_some, of_others, of_all):
+        if not isinstance(y, Tensor) or y.shape != of_some.shape:
+            return False
+    return torch.allclose(of_some + of_others, of_all) and bool(of_others.any())
+
+
+def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
+    """Returns a module of the same class, attributes and buffers, with ``linear`` in place of its layers.
+
+    It shares no submodule with the module, whose mode is its own, and has no hooks.
+    """
+    twin: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(twin)
+    # All attributes but those that nn.Module gives to every module: parameters, hooks and the like.
+    vars(twin).update({**vars(module), **vars(twin)})
+    twin.training = module.training
+    twin._buffers.update(module._buffers)
+    for name, child in own_children(module).items():
+        if name in linear:
+            twin.add_module(name, linear[name])
+        else:
+            twin.add_module(name, _twin(child, {}))
+    return twin
+
+
+def _joined(old: Tensor, new: Tensor, dim: int, factor: float) -> nn.Parameter:
+    values = torch.cat([old.double(), factor * new.to(old.device).double()], dim)
+    return nn.Parameter(values.to(old.dtype), requires_grad=old.requires_grad)

@@ -5,27 +5,23 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.core.blend import Seed
 from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
-from esper.hosts.between import find_between, place_of
+from esper.hosts.between import Between, ModuleRun, Trace, gated_of, layers_of, place_of
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
-from esper.hosts.gated import gated_of
-from esper.hosts.inputs import features_of, source_of
-from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_module
-from esper.hosts.seed_hook import attach, own_children
-from esper.hosts.sources import SitePath
-from esper.hosts.widen import merge_all
+from esper.hosts.layout import Layout, check_module
+from esper.hosts.seed_hook import SitePath, attach, detach, own_children
+from esper.hosts.widen import SourceSeed, merge_together
 
 Kind = Literal["residual", "widen", "lora"]
 
@@ -34,6 +30,11 @@ NEXT_LAYERS = 3
 
 MOST = 8
 """Max sites of ``sites="auto"``."""
+
+Sites = Mapping[str, str] | Sequence[str]
+"""Where slots lie: by their names, in order, or ``"auto"``."""
+
+AUTO = "auto"
 
 ITEMS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 """Containers whose items are blocks."""
@@ -77,20 +78,6 @@ class FoundSite:
         return asdict(self)
 
 
-@dataclass
-class _Run:
-    """A submodule in a pass."""
-
-    inputs: Tensor | None = None
-    output: Tensor | None = None
-    layout: Layout | None = None
-    count: int = 0
-    changes: bool = False
-    """Whether its outputs differ in shape between its runs in the pass."""
-    final: bool = False
-    """Whether it returns a result of the model."""
-
-
 def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | None = None) -> list[FoundSite]:
     """Finds where seeds can grow in ``model``, in the order of a forward pass.
 
@@ -107,26 +94,59 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     Raises:
         ConfigError: the model cannot run on ``example``.
     """
-    return _found(model, example, blueprints or BLUEPRINTS)[0]
+    return _found(model, example, BLUEPRINTS.copy_of(blueprints))[0]
 
 
 def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:
     """Returns the sites of :func:`find_sites`, and the paths of the submodules in the order in which they end."""
-    runs = _look(model, example)
-    inside = _inside(model, example, runs)
-    fitting = {path: place for path, place in inside.items() if registry.fitting("", place)}
-    merging = trial_merges(model, example, fitting, registry)
-    places = _residual(model, example, runs)
-    places.update((path, inside[path]) for path in merging)
+    trace = Trace(model, partial(outputs_of, model, example))
     samples = samples_of(example)
+    layouts = {}
+    for path in trace.runs:
+        try:
+            layouts[path] = trace.layout(path, SitePath(path), samples)
+        except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
+            continue
+    inside = _inside(trace, layouts)
+    blocks = {path: SitePath(path) for path in _blocks(trace, layouts)}
+    layouts |= trace.layouts(blocks, None, samples)
+    places = {}
+    for text in (*blocks, *inside):
+        sink = SitePath.parse(text).sink
+        width = trace.width(sink, layouts[sink])
+        places[text] = place_of(model, text, width, layouts[sink], inside.get(text))
+    fitting = {text: places[text] for text in inside if registry.fitting("", places[text])}
+    merging = trial_merges(model, example, fitting, inside, registry)
     sites = []
-    for path, place in places.items():
-        site = _describe(path, place, runs, samples, registry)
+    for text in (*blocks, *merging):
+        site = _describe(text, places[text], trace.runs, samples, registry)
         if site is not None:
             sites.append(site)
-    order = list(runs)
+    order = list(trace.runs)
     sites.sort(key=lambda site: order.index(SitePath.parse(site.path).sink))
     return sites, order
+
+
+def named_sites(
+    model: nn.Module,
+    sites: Sites,
+    example: Any = None,
+    most_runs: int | None = None,
+) -> dict[str, str]:
+    """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
+
+    ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
+    than ``"auto"``, and for that without an example.
+    """
+    if isinstance(sites, Mapping):
+        return dict(sites)
+    if sites == AUTO:
+        if example is None:
+            raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
+        return chosen_sites(model, example, most_runs)
+    if isinstance(sites, str):
+        raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
+    return slots_of(sites)
 
 
 def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
@@ -192,49 +212,6 @@ def _spread(paths: list[str], most: int) -> list[str]:
     return [paths[(number + 1) * len(paths) // most - 1] for number in range(most)]
 
 
-def _look(model: nn.Module, example: Any) -> dict[str, _Run]:
-    """Records each submodule that runs in a pass, by path, in the order in which they end."""
-    names = {module: path for path, module in model.named_modules()}
-    runs: dict[str, _Run] = {}
-    shapes = LayoutInference()
-    batch = samples_of(example)
-
-    def note(
-        module: nn.Module,
-        inputs: tuple[Any, ...],
-        named: dict[str, Any],
-        output: object,
-    ) -> None:
-        path = names[module]
-        run = runs.pop(path, _Run())
-        runs[path] = run  # behind those that ended before
-        h = features_of(output)
-        run.count += 1
-        if run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None):
-            run.changes = True
-        run.output = None
-        try:
-            run.inputs = source_of(inputs, named).detach()
-        except TypeError:
-            run.inputs = None
-        if not isinstance(h, Tensor) or not h.is_floating_point() or h.is_nested:
-            return
-        try:
-            run.layout = shapes.layout_of(path, h, batch)
-        except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
-            return
-        run.output = h
-
-    with ExitStack() as hooks:
-        hooks.enter_context(shapes.watching(model))
-        for module in model.modules():
-            hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
-        results = outputs_of(model, example)
-    for run in runs.values():
-        run.final = any(run.output is result for result in results)
-    return runs
-
-
 def samples_of(example: Any) -> int | None:
     """Returns the number of samples of the inputs ``example``: the first dimension of their first tensor."""
     if isinstance(example, dict):
@@ -246,23 +223,16 @@ def samples_of(example: Any) -> int | None:
     return None
 
 
-def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
-    """Returns the places at the outputs of blocks, by path."""
+def _blocks(trace: Trace, layouts: Mapping[str, Layout]) -> list[str]:
+    """Returns the paths of the blocks whose outputs seeds can change."""
     # By the tensor that they return: of blocks that return the same one, the outermost ends last, and is kept.
-    blocks: dict[int, tuple[str, Layout]] = {}
-    for path, run in runs.items():
-        if not path or run.output is None or run.layout is None or run.changes or run.final:
-            continue
-        if _is_block(model, path):
-            blocks[id(run.output)] = path, run.layout
-    sites = {block[0]: block for block in blocks.values()}
-    measured = causal_where_measured(model, sites, lambda: outputs_of(model, example))
-    places = {}
-    for path, layout in measured.items():
-        h = runs[path].output
-        if h is not None:
-            places[path] = place_of(model, path, layout.width_of(h), layout, None)
-    return places
+    blocks: dict[int, str] = {}
+    for path in layouts:
+        run = trace.runs[path]
+        final = any(run.output is result for result in trace.results)
+        if path and not run.changes and not final and _is_block(trace.model, path):
+            blocks[id(run.output)] = path
+    return list(blocks.values())
 
 
 def _is_block(model: nn.Module, path: str) -> bool:
@@ -287,42 +257,38 @@ def _is_block(model: nn.Module, path: str) -> bool:
     return source.is_elementwise(module)
 
 
-def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
-    """Returns the places inside layers, by path: widenings, and LoRAs of the projections of attention."""
+def _inside(trace: Trace, layouts: Mapping[str, Layout]) -> dict[str, Between]:
+    """Returns the layers of widenings, and of LoRAs of the projections of attention, by the text of the site."""
     linear = []
     projections = []
     gated = []
-    for path, run in runs.items():
+    for path, run in trace.runs.items():
         if run.count > 1:
             continue
-        module = model.get_submodule(path)
+        module = trace.model.get_submodule(path)
         if _is_linear(module):
             linear.append(path)
-            if _of_attention(model, path):
+            if _of_attention(trace.model, path):
                 projections.append(path)
         elif gated_of(module) is not None:
             gated.append(path)
-    paths = []
+    sites = []
     for number, first in enumerate(linear, 1):
-        paths += [SitePath(sink, first) for sink in linear[number : number + NEXT_LAYERS]]
-    paths += [SitePath(path, path) for path in (*projections, *gated)]
-    sites = {str(path): path for path in paths}
-    between = find_between(model, sites, lambda: outputs_of(model, example))
-    places: dict[str, Place] = {}
+        sites += [SitePath(sink, first) for sink in linear[number : number + NEXT_LAYERS]]
+    sites += [SitePath(path, path) for path in (*projections, *gated)]
+    inside: dict[str, Between] = {}
     widened: set[str] = set()
-    for text, site in sites.items():
-        run = runs[site.sink]
-        layers = between[text]
-        if layers.obstacle or run.output is None or run.layout is None:
+    for site in sites:
+        between = trace.between(site)
+        if between.obstacle or site.sink not in layouts:
             continue
-        place = place_of(model, text, run.layout.width_of(run.output), run.layout, layers)
         if site.source == site.sink:
             if site.sink not in widened:
-                places[text] = place
-        elif source.widening_obstacle(place.layers) is None:
+                inside[str(site)] = between
+        elif source.widening_obstacle(layers_of(trace.model, between.parts)) is None:
             widened.update(site.paths)
-            places[text] = place
-    return places
+            inside[str(site)] = between
+    return inside
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -345,7 +311,7 @@ def _of_attention(model: nn.Module, path: str) -> bool:
 def _describe(
     path: str,
     place: Place,
-    runs: dict[str, _Run],
+    runs: Mapping[str, ModuleRun],
     samples: int | None,
     registry: BlueprintRegistry,
 ) -> FoundSite | None:
@@ -357,8 +323,10 @@ def _describe(
     reads = sink
     if site.source is not None:
         reads = runs[site.source].inputs
-    if not fitting or sink is None or reads is None:
+    if not fitting or reads is None:
         return None
+    assert isinstance(sink, Tensor)
+    assert isinstance(reads, Tensor)
     kind = _kind_of(site, place)
     width = place.channels
     if kind == "widen":
@@ -412,63 +380,37 @@ def trial_merges(
     model: nn.Module,
     example: Any,
     places: Mapping[str, Place],
+    inside: Mapping[str, Between],
     registry: BlueprintRegistry,
 ) -> list[str]:
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
-    The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
-    layers: once, with all seeds merged, and only if they differ after each seed.
+    ``inside`` has the layers at each. The trial has a seed with random weights at each place, always the same, and
+    compares the outputs of the copy with those of its wider layers.
     """
     if not places:
         return []
-    network = _with_trial_seeds(model, example, places, registry)
-    wanted = outputs_of(network, example)
-    rounding = coarsest_dtype(network)
-
-    def changed() -> str | None:
-        return difference(wanted, outputs_of(network, example), rounding)
-
-    staying = merge_all(network, lambda: None)
-    if changed() is not None:
-        network = _with_trial_seeds(model, example, places, registry)
-        staying = merge_all(network, changed)
-    return [path for path in places if str(SitePath.parse(path)) not in staying]
-
-
-def _with_trial_seeds(
-    model: nn.Module,
-    example: Any,
-    places: Mapping[str, Place],
-    registry: BlueprintRegistry,
-) -> nn.Module:
-    """Returns a copy of ``model`` that has a seed with random weights at each of the ``places``, always the same."""
     try:
-        copied = copy.deepcopy(model).eval()
+        network = copy.deepcopy(model).eval()
     except Exception as error:
         raise ConfigError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
-    sites = {path: SitePath.parse(path) for path in places}
-    between = find_between(copied, sites, lambda: outputs_of(copied, example))
-    like = next(copied.parameters())
-    seeds: dict[str, tuple[str, Seed, float]] = {}
-    recipes: dict[str, dict[str, Any]] = {}
+    like = next(network.parameters())
+    seeds = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for number, (path, place) in enumerate(places.items()):
-            layers = between[path]
+        for path, place in places.items():
             recipe = next(iter(registry.fitting("", place).values()))
-            copied_place = place_of(copied, path, place.channels, Layout(place.topology), layers)
-            seed = seed_of(recipe, BlendOperator.ADD, copied_place)
+            copied = place_of(network, path, place.channels, Layout(place.topology), inside[path])
+            seed = seed_of(recipe, BlendOperator.ADD, copied)
             for parameter in seed.parameters():
                 nn.init.normal_(parameter, std=0.05)
-            seed.to(like.device, like.dtype)
-            seeds[path] = f"trial{number}", seed.eval(), 1.0
-            recipes[path] = {
-                "blueprint": recipe.name,
-                "between": list(layers.parts),
-                "channels": place.channels,
-            }
-    attach(copied, seeds, recipes)
-    return copied
+            hook = attach(network, {path: ("trial", seed.to(like.device, like.dtype), 1.0)})[0]
+            seeds.append(SourceSeed(path, copied, recipe.name, seed.body, 1.0, None, partial(detach, network, hook)))
+    run = partial(outputs_of, network, example)
+    wanted = run()
+    rounding = coarsest_dtype(network)
+    staying = merge_together(network, seeds, lambda: difference(wanted, run(), rounding))
+    return [path for path in places if path not in staying]
 
 
 def table_of(sites: Sequence[FoundSite]) -> list[str]:

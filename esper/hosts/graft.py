@@ -13,21 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.core.place import LAYOUTS, Features, Place
-from esper.hosts.between import Between, Part, find_between, place_of
-from esper.hosts.find import chosen_sites, slots_of
+from esper.core.place import Features, Place
+from esper.hosts.between import Between, Part, Trace, place_of
+from esper.hosts.find import Sites, named_sites
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
-from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_channels, check_module, layout_of
-from esper.hosts.sources import SitePath, SourceFrame, hook_site
-
-Sites = Mapping[str, str] | Sequence[str]
-"""Where slots lie: by their names, in order, or ``"auto"``."""
-
-AUTO = "auto"
-
-FOUND = "found"
-"""Topology of a host whose sites have layouts of their own, which are found."""
+from esper.hosts.layout import FOUND, Layout, check_features, check_sites
+from esper.hosts.seed_hook import SitePath, SourceFrame, hook_site
 
 
 class GraftedHost(Host):
@@ -91,44 +83,33 @@ class GraftedHost(Host):
         return logits_of(call(self.model, x.clone()))  # type: ignore[no-any-return]  # it may overwrite its inputs
 
     def probe(self, x: Inputs) -> None:
-        features: dict[str, Tensor] = {}
-        layouts: dict[str, Layout] = {}
-        shapes = LayoutInference()
-
-        def see(site: int, at: Features) -> Tensor:
-            name = self.sites[site].name
-            path = self._paths[name]
-            if name in features:
-                raise ConfigError(f"slot {name}: {path.sink} runs more than once in a forward pass")
-            module = self.model.get_submodule(path.sink)
-            check_features(name, path, module, at.h, self.declared, len(x))
-            layouts[name] = layout_of(name, path, at.h, self.declared, shapes, len(x))
-            features[name] = at.h
-            return at.h
-
-        def run() -> None:
-            self.forward_with_hook(x, see)
-
         wanted = {site.name: self._paths[site.name] for site in self.sites}
-        with kept_modes(self), torch.no_grad(), shapes.watching(self.model):
+        with kept_modes(self), torch.no_grad():
             self.eval()
-            between = find_between(self.model, wanted, run)
-            if self.declared is None:
-                reading = {}
-                for name, layout in layouts.items():
-                    if name not in between:
-                        reading[name] = wanted[name].sink, layout
-                layouts.update(causal_where_measured(self.model, reading, lambda: self._run(x)))
-        missing = [f"{name} ({self.paths[name]})" for name in wanted if name not in features]
-        if missing:
-            raise ConfigError(f"the forward pass never runs the submodule of slot {', '.join(missing)}")
-        self.between = {name: layers.parts for name, layers in between.items()}
-        places = []
-        for name, h in features.items():
-            layout = layouts[name]
-            place = place_of(self.model, name, layout.width_of(h), layout, between.get(name))
-            places.append(place)
-        self.sites = tuple(places)
+            trace = Trace(
+                self.model,
+                lambda: self.forward_with_hook(x, lambda _site, at: at.h),
+                list(wanted.values()),
+            )
+            missing = [f"{name} ({path})" for name, path in wanted.items() if path.sink not in trace.runs]
+            if missing:
+                raise ConfigError(f"the forward pass never runs the submodule of slot {', '.join(missing)}")
+            for name, path in wanted.items():
+                run = trace.runs[path.sink]
+                if run.count > 1:
+                    raise ConfigError(f"slot {name}: {path.sink} runs more than once in a forward pass")
+                module = self.model.get_submodule(path.sink)
+                check_features(name, path, module, run.output, self.declared, len(x))
+            layouts = trace.layouts(wanted, self.declared, len(x))
+        order = list(trace.runs)
+        channels = {}
+        between = {}
+        for name in sorted(wanted, key=lambda name: order.index(wanted[name].sink)):
+            path = wanted[name]
+            channels[name] = trace.width(path.sink, layouts[name])
+            if path.source is not None:
+                between[name] = trace.between(path)
+        self._place(channels, between, layouts)
 
     @property
     def declared(self) -> str | None:
@@ -145,14 +126,20 @@ class GraftedHost(Host):
     ) -> None:
         """Takes the sites that :meth:`probe` has found before: their channels in execution order, the layers between
         source and sink, and the layouts of those that have one of their own."""
-        self.between = {name: tuple(parts) for name, parts in between.items()}
+        known = {name: Between(tuple(parts)) for name, parts in between.items()}
+        self._place(channels, known, layouts)
+
+    def _place(
+        self,
+        channels: Mapping[str, int],
+        between: Mapping[str, Between],
+        layouts: Mapping[str, Layout],
+    ) -> None:
+        self.between = {name: layers.parts for name, layers in between.items()}
         places = []
         for name, count in channels.items():
             layout = layouts.get(name, Layout(self.topology))
-            layers = None
-            if name in self.between:
-                layers = Between(self.between[name])
-            places.append(place_of(self.model, name, count, layout, layers))
+            places.append(place_of(self.model, name, count, layout, between.get(name)))
         self.sites = tuple(places)
 
     def lies_inside(self, slot: str, other: str) -> bool:
@@ -248,87 +235,3 @@ def graft(
     if example is not None:
         host.probe(as_inputs(example))
     return host
-
-
-def named_sites(
-    model: nn.Module,
-    sites: Sites,
-    example: Any = None,
-    most_runs: int | None = None,
-) -> dict[str, str]:
-    """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
-
-    ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
-    than ``"auto"``, and for that without an example.
-    """
-    if isinstance(sites, Mapping):
-        return dict(sites)
-    if sites == AUTO:
-        if example is None:
-            raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
-        return chosen_sites(model, example, most_runs)
-    if isinstance(sites, str):
-        raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
-    return slots_of(sites)
-
-
-def check_features(
-    name: str,
-    path: SitePath,
-    module: nn.Module,
-    h: object,
-    topology: str | None,
-    batch: int | None = None,
-) -> None:
-    """Raises ConfigError if features ``h`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
-    ``name``; None if the number of samples is not known.
-
-    Seeds with a source may add to features of another layout, such as logits.
-    """
-    where = f"slot {name}: {path.sink}"
-    if not isinstance(h, Tensor):
-        raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
-    if h.is_nested:
-        raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
-    if not h.is_floating_point():
-        raise ConfigError(f"{where} returns {h.dtype} of shape {tuple(h.shape)}; seeds need floating-point features")
-    if topology is None:
-        return
-    rank = LAYOUTS[topology][0]
-    if h.dim() != rank and path.source is None:
-        raise ConfigError(
-            f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
-            f"{rank} dimensions"
-        )
-    if batch is not None and h.shape[0] != batch:
-        raise ConfigError(
-            f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
-            "torch's transformers and recurrent layers)"
-        )
-    if topology == "cnn" and path.source is None:
-        check_channels(where, module, h)
-
-
-def check_sites(
-    model: nn.Module,
-    sites: Mapping[str, str],
-    topology: str | None,
-) -> None:
-    """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
-    if topology not in (None, *LAYOUTS):
-        raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
-    known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
-    paths = {name: SitePath.parse(text) for name, text in sites.items()}
-    taken = set()
-    for name, path in paths.items():
-        for part in path.paths:
-            if part not in known:
-                raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
-            check_module(model, name, part, topology)
-        taken.add(tuple(known[part] for part in path.paths))
-    if not sites or len(taken) < len(sites):
-        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
-    try:
-        row_major(sites)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
+from esper.hosts.host import row_major
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.sources import SitePath
+from esper.hosts.seed_hook import SitePath
+
+FOUND = "found"
+"""Topology of a host whose sites have layouts of their own, which are found."""
 
 
 @dataclass(frozen=True)
@@ -45,84 +49,81 @@ class LayoutInference:
     """The layers of a pass that show by their kind where features have their channels."""
 
     def __init__(self) -> None:
-        self._latest: Tensor | None = None
+        self._latest: object = None
         """Output of the layer that ran last."""
         self._seen: list[tuple[bool, int, int]] = []
         """Of each layer that has run: whether layers of its kind have channels before the positions, the channels that
         it returns, and the rank of its output."""
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Notes the layers that run in a block."""
-        with ExitStack() as hooks:
-            for layer in model.modules():
-                if isinstance(layer, (*CHANNELS_FIRST, *CHANNELS_LAST)):
-                    hooks.callback(layer.register_forward_hook(self._note).remove)
-            yield
-
-    def _note(self, layer: nn.Module, _inputs: object, output: object) -> None:
-        h = features_of(output)
+    def note(self, layer: nn.Module, h: object) -> None:
+        """Notes the features ``h`` that a layer has returned."""
+        if not isinstance(layer, CHANNELS):
+            return
         width = width_of(layer)
         if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
             self._latest = h
             self._seen.append((isinstance(layer, CHANNELS_FIRST), width, h.dim()))
 
-    def layout_of(self, where: str, h: Tensor, batch: int | None) -> Layout:
-        """Returns the layout of features ``h`` that were computed last, for ``batch`` samples if that is known.
+    def channels_first(self, h: object) -> bool | None:
+        """Tells whether features ``h`` that were computed last have their channels before the positions.
 
-        The latest layer whose output may have had this layout decides. A sequence is taken for one of which each
-        position sees all; ``sees_later`` measures it. Raises ConfigError if ``h`` can hold no seed, or if it may have
-        either of two layouts, because two of its dimensions are equal.
+        The latest layer whose output may have had this layout decides. None: two dimensions are equal, and layers have
+        had either layout.
         """
-        rank = h.dim()
-        if rank == 2:
-            return Layout("mlp")
-        spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
-        if rank not in spatial:
-            raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
+        if not isinstance(h, Tensor) or h.dim() < 3:
+            return False
         known = []
         for of_first, width, seen_rank in self._seen:
             before = _before(of_first, width, h)
-            if seen_rank == rank and before is not None:
+            if seen_rank == h.dim() and before is not None:
                 known.append(before)
-        first = rank != 3
-        if known:
-            first = known[-1]
         if len(set(known)) > 1 and h.shape[1] == h.shape[-1] and h is not self._latest:
-            raise ConfigError(
-                f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
-                "size, or say topology="
-            )
-        if first:
-            return Layout(spatial[rank])
-        if rank > 3:
-            return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
-        samples, positions, _ = h.shape
-        if batch is not None and samples == positions == batch > 1:
-            raise ConfigError(
-                f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
-                "example with another number of samples, or say topology="
-            )
-        if batch is not None and samples != batch and positions == batch:
-            return Layout("encoder", (1, 0, 2))  # [T, B, D]
-        return Layout("encoder")
+            return None
+        return known[-1] if known else h.dim() != 3
 
 
-def layout_of(
-    name: str,
-    path: SitePath,
-    h: Tensor,
-    declared: str | None,
-    shapes: LayoutInference,
-    batch: int | None,
-) -> Layout:
-    """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
-    found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
-    if declared is not None:
-        return Layout(declared)
-    if path.source is not None:
-        batch = None
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch)
+def layout_of(where: str, features: object, channels_first: bool | None, batch: int | None) -> Layout:
+    """Returns the layout of ``features`` for ``batch`` samples if that is known.
+
+    A sequence is taken for one of which each position sees all; ``sees_later`` measures it. Raises ConfigError if they
+    can hold no seed, or may have either of two layouts, because two of their dimensions are equal.
+    """
+    h = require_features(where, features)
+    rank = h.dim()
+    if rank == 2:
+        return Layout("mlp")
+    spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
+    if rank not in spatial:
+        raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
+    if channels_first is None:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
+            "size, or say topology="
+        )
+    if channels_first:
+        return Layout(spatial[rank])
+    if rank > 3:
+        return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
+    samples, positions, _ = h.shape
+    if batch is not None and samples == positions == batch > 1:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
+            "example with another number of samples, or say topology="
+        )
+    if batch is not None and samples != batch and positions == batch:
+        return Layout("encoder", (1, 0, 2))  # [T, B, D]
+    return Layout("encoder")
+
+
+def require_features(where: str, h: object) -> Tensor:
+    """Returns features ``h`` as a tensor. Raises ConfigError if it is none to which a seed could add."""
+    if not isinstance(h, Tensor):
+        raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
+    if h.is_nested:
+        raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
+    if not h.is_floating_point():
+        raise ConfigError(f"{where} returns {h.dtype} of shape {tuple(h.shape)}; seeds need floating-point features")
+    return h
 
 
 def _before(first: bool, width: int, h: Tensor) -> bool | None:
@@ -232,6 +233,63 @@ def _earlier_positions(
     return sums
 
 
+def check_sites(
+    model: nn.Module,
+    sites: Mapping[str, str],
+    topology: str | None,
+) -> tuple[str, ...]:
+    """Returns the slots in row-major order. Raises ConfigError for what ``graft`` refuses without a forward pass."""
+    if topology not in (None, *LAYOUTS):
+        raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
+    known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
+    paths = {name: SitePath.parse(text) for name, text in sites.items()}
+    taken = set()
+    for name, path in paths.items():
+        for part in path.paths:
+            if part not in known:
+                raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
+            check_module(model, name, part, topology)
+        taken.add(tuple(known[part] for part in path.paths))
+    if not sites or len(taken) < len(sites):
+        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
+    try:
+        return row_major(sites)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_features(
+    name: str,
+    path: SitePath,
+    module: nn.Module,
+    features: object,
+    topology: str | None,
+    batch: int | None = None,
+) -> None:
+    """Raises ConfigError if ``features`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
+    ``name``; None if the number of samples is not known.
+
+    Seeds with a source may add to features of another layout, such as logits.
+    """
+    where = f"slot {name}: {path.sink}"
+    h = require_features(where, features)
+    if topology is None:
+        return
+    rank = LAYOUTS[topology][0]
+    if h.dim() != rank and path.source is None:
+        raise ConfigError(
+            f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
+            f"{rank} dimensions"
+        )
+    if batch is not None and h.shape[0] != batch:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
+            "torch's transformers and recurrent layers)"
+        )
+    if topology == "cnn" and path.source is None:
+        check_channels(where, module, h)
+
+
 def check_module(
     model: nn.Module,
     name: str,
@@ -304,6 +362,7 @@ CHANNELS_FIRST = (
 """Layers with their channels before the positions."""
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 """Layers with their channels behind the positions."""
+CHANNELS = CHANNELS_FIRST + CHANNELS_LAST
 
 
 def width_of(layer: nn.Module) -> int | None:

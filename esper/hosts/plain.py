@@ -19,7 +19,6 @@ from torch import Tensor, fx, nn
 from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SPATIAL, Features
-from esper.core.ramps import BlendOperator
 from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
@@ -28,6 +27,7 @@ from esper.hosts.inputs import logits_of
 from esper.hosts.seed_hook import (
     CONTAINER,
     GrownSeeds,
+    SitePath,
     attach,
     container_of,
     free_name,
@@ -37,8 +37,7 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.sources import SitePath
-from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
+from esper.hosts.widen import merge_all, merge_sources, seeds_of_host, warn_unmerged
 from esper.ops.norm_relu_pool import NormReluPool
 
 
@@ -134,7 +133,7 @@ def _ordinary(
     inner = grown.host
     if not isinstance(inner, GraftedHost):
         if changed is not None:
-            unmerged = merge_sources(GrownInHost(grown), changed)
+            unmerged = merge_sources(grown, seeds_of_host(grown), changed)
             residual = f"its host is a {type(inner).__name__}, not a linear layer"
             for name in grown.seeds:
                 reasons[prefix + name] = unmerged.get(name, residual)
@@ -176,22 +175,27 @@ def _require_no_sources(network: nn.Module, reasons: Mapping[str, str]) -> None:
         )
 
 
-class _AddSeed(nn.Module):
-    """h + alpha · d(s) of a source s, as in ``Seed``, in operations without a branch on a tensor, which torch.fx can
-    trace."""
+class _AddSeed(Seed):
+    """h + alpha · d(s) of a source s, with the modules of a seed, in operations that torch.fx can trace: none of them
+    branches on a tensor."""
+
+    field: str | None = None
+    """Of a hook on a submodule that returns its features first in a named tuple, their name; "" for another tuple, None
+    for a submodule that returns them alone."""
 
     def __init__(self, seed: Seed, alpha: float) -> None:
-        super().__init__()
-        self.body = seed.body
-        self.gate = seed.gate
-        self.operator = seed.operator
-        self.topology = seed.topology
-        self.order = seed.order
-        self.back = seed.back
+        nn.Module.__init__(self)
+        vars(self).update(vars(seed))
         self.alpha = alpha
 
-    def forward(self, h: Tensor, source: Tensor) -> Tensor:
-        return self.added(h, source)
+    def forward(self, module: nn.Module, inputs: Any, output: Any) -> Any:  # type: ignore[override]
+        """Is called as a forward hook."""
+        if self.field is None:
+            return self.added(output, output)
+        h = self.added(output[0], output[0])
+        if self.field:
+            return output._replace(**{self.field: h})
+        return (h,) + output[1:]  # noqa: RUF005  torch.fx cannot unpack
 
     def added(self, h: Tensor, source: Tensor) -> Tensor:
         weight = next(self.parameters(), None)
@@ -200,27 +204,20 @@ class _AddSeed(nn.Module):
             x = source.type_as(weight)  # not a fixed dtype: the copy may be turned into another one
         if self.order:
             x = x.permute(self.order)
-        f = self.body(x)
-        if self.operator is BlendOperator.MULTIPLY:
-            f = x * torch.tanh(f)
-        elif self.gate is not None:
-            f = self._share(self.gate, x) * f
+        f = self._delta(x)
         if self.order:
             f = f.permute(self.back)
         return torch.add(h, f.type_as(h), alpha=self.alpha)
 
-    def _share(self, gate: nn.Module, x: Tensor) -> Tensor:
-        if self.topology in SPATIAL:
-            dims = SPATIAL[self.topology]
-            share = gate(x.mean(dim=tuple(range(2, 2 + dims))))
-            return share[(..., *[None] * dims)]  # type: ignore[no-any-return]
-        if self.topology == "encoder":
-            x = x.mean(dim=1, keepdim=True)
-        elif self.topology != "mlp":
+    def _delta(self, h: Tensor) -> Tensor:
+        if self.gate is None or self.topology in (*SPATIAL, "encoder"):
+            return super()._delta(h)
+        mean = h
+        if self.topology != "mlp":
             # The mean over the positions up to each one: their sum over their count.
-            count = torch.ones_like(x[..., :1]).cumsum(dim=1)
-            x = x.cumsum(dim=1) / count
-        return gate(x)  # type: ignore[no-any-return]
+            count = torch.ones_like(h[..., :1]).cumsum(dim=1)
+            mean = h.cumsum(dim=1) / count
+        return self.gate(mean) * self.body(h)  # type: ignore[no-any-return]
 
 
 class _HostWithSeeds(nn.Module):
@@ -240,7 +237,8 @@ class _HostWithSeeds(nn.Module):
             name = self.host.sites[site].name
             if name not in self.seeds:
                 return at.h
-            return self.seeds[name](at.h, at.source)  # type: ignore[no-any-return]
+            seed: Any = self.seeds[name]
+            return seed.added(at.h, at.source)  # type: ignore[no-any-return]
 
         return self.host.forward_with_hook(x, hook)
 
@@ -293,40 +291,11 @@ def _unfused(layer: NormReluPool) -> nn.Sequential:
     return layers.train(layer.training)
 
 
-class _OnTensor(_AddSeed):
-    """A forward hook of a submodule that returns its features."""
-
-    def forward(self, module: nn.Module, inputs: Any, output: Any) -> Any:  # type: ignore[override]
-        return self.added(output, output)
-
-
-class _OnTuple(_AddSeed):
-    """A forward hook of a submodule that returns its features first in a tuple."""
-
-    def forward(self, module: nn.Module, inputs: Any, output: Any) -> Any:  # type: ignore[override]
-        return (self.added(output[0], output[0]),) + output[1:]  # noqa: RUF005  torch.fx cannot unpack
-
-
-class _OnNamedTuple(_AddSeed):
-    """A forward hook of a submodule that returns its features first in a named tuple."""
-
-    field = ""
-
-    def forward(self, module: nn.Module, inputs: Any, output: Any) -> Any:  # type: ignore[override]
-        return output._replace(**{self.field: self.added(output[0], output[0])})
-
-
 def _plain_hook(seed: Seed, alpha: float, output: object) -> fx.GraphModule:
     """Returns a hook without classes of Esper; ``output`` is an example of what its submodule returns."""
-    hook: _AddSeed
-    if hasattr(output, "_fields"):
-        hook = _OnNamedTuple(seed, alpha)
-        hook.field = output._fields[0]
-    elif isinstance(output, tuple):
-        hook = _OnTuple(seed, alpha)
-    else:
-        hook = _OnTensor(seed, alpha)
-    hook.train(seed.training)
+    hook = _AddSeed(seed, alpha)
+    if isinstance(output, tuple):
+        hook.field = getattr(output, "_fields", ("",))[0]
     return _traced(hook)
 
 

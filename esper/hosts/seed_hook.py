@@ -6,19 +6,169 @@ grows and after it is kept.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
-from esper.hosts.inputs import features_of, with_features
-from esper.hosts.sources import SitePath, SourceFrame, hook_site
+from esper.hosts.inputs import features_of, source_of, with_features
+
+ARROW = "->"
+
+
+@dataclass(frozen=True)
+class SitePath:
+    """The submodules between which a site lies, by their paths in the model."""
+
+    sink: str
+    """The submodule to whose output a seed adds."""
+    source: str | None = None
+    """The submodule whose input a seed reads; None: it reads the sink."""
+
+    @classmethod
+    def parse(cls, text: str) -> SitePath:
+        """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
+        *sources, sink = map(str.strip, text.split(ARROW))
+        is_other_arrow = ">" in sink or "→" in sink
+        if not sources and not is_other_arrow:
+            return cls(sink)
+        if len(sources) != 1 or not sources[0] or not sink or is_other_arrow:
+            raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
+        return cls(sink, sources[0])
+
+    @property
+    def ancestor(self) -> str:
+        """Path of the innermost submodule that has both, "" for the model itself."""
+        if self.source is None:
+            return self.sink
+        common = []
+        for one, other in zip(self.source.split("."), self.sink.split("."), strict=False):
+            if one != other:
+                break
+            common.append(one)
+        return ".".join(common)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Both submodules, or the one of a site that reads its sink."""
+        if self.source is None:
+            return (self.sink,)
+        return self.source, self.sink
+
+    def __str__(self) -> str:
+        if self.source is None:
+            return self.sink
+        return f"{self.source} {ARROW} {self.sink}"
+
+
+class SourceFrame:
+    """Forward hooks that keep the source of one site until its sink runs.
+
+    Each run of the innermost submodule with both source and sink has a place for its source, which it gives up when it
+    ends, also by an error. So nested runs, runs in several threads, and a run that is repeated for its gradients never
+    see the source of another run. Copies and pickles of a frame are empty.
+
+    Args:
+        path: where the site lies.
+        reader: its ``reads`` says in each pass whether the source is kept; None: it always is.
+    """
+
+    def __init__(self, path: SitePath, reader: SeedHook | None = None) -> None:
+        self.path = path
+        self.reader = reader
+        self._local = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "reader": self.reader}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def _runs(self) -> list[Tensor | None]:
+        """The source of each run in this thread, the innermost run last; None where it is not known."""
+        if not hasattr(self._local, "runs"):
+            self._local.runs = []
+        return self._local.runs  # type: ignore[no-any-return]
+
+    def open(self, _module: nn.Module, _inputs: object) -> None:
+        """Hook before the submodule around both."""
+        self._runs.append(None)
+
+    def close(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        """Hook after the submodule around both."""
+        self._runs.pop()
+
+    def keep(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook before the source. Raises ConfigError if the present run has a source already."""
+        runs = self._runs
+        # Without a run, a part of the model runs by itself; the sink says so if it is reached, too.
+        if not runs or (self.reader is not None and not self.reader.reads):
+            return
+        source = source_of(inputs, named)
+        if runs[-1] is not None:
+            raise ConfigError(f"{self.path}: {self.path.source} runs more than once before {self.path.sink}")
+        # Layers may overwrite it before the seed reads it, but not between the call of one layer and its output.
+        if self.path.source != self.path.sink:
+            source = source.clone()
+        runs[-1] = source
+
+    def take(self) -> Tensor:
+        """Returns the source of the innermost run, for the last time. Raises ConfigError if it has none."""
+        runs = self._runs
+        if not runs or runs[-1] is None:
+            raise ConfigError(
+                f"{self.path}: {self.path.source} has not run before {self.path.sink} in this pass; name the layer "
+                "that runs first before the arrow, call the model itself, and checkpoint activations of both or of "
+                "neither"
+            )
+        source = runs[-1]
+        runs[-1] = None
+        return source
+
+
+def _around(model: nn.Module, path: SitePath) -> nn.Module:
+    """Returns the innermost submodule that runs with both source and sink in it: a list of modules does not run."""
+    inner = path.ancestor
+    while True:
+        module = model.get_submodule(inner)
+        runs = getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
+        if runs or not inner:
+            return module
+        inner, _, _ = inner.rpartition(".")
+
+
+def hook_site(
+    model: nn.Module,
+    path: SitePath,
+    at_sink: Callable[..., Any],
+    frame: SourceFrame | None,
+) -> list[tuple[nn.Module, RemovableHandle]]:
+    """Registers ``at_sink`` as a forward hook of the sink at ``path``, and hooks that keep its source in ``frame``.
+
+    Returns all of them with their submodules.
+    """
+    sink = model.get_submodule(path.sink)
+    if frame is None or path.source is None:
+        return [(sink, sink.register_forward_hook(at_sink))]
+    source = model.get_submodule(path.source)
+    around = _around(model, path)
+    return [
+        (around, around.register_forward_pre_hook(frame.open)),
+        (source, source.register_forward_pre_hook(frame.keep, with_kwargs=True)),
+        (sink, sink.register_forward_hook(at_sink)),
+        (around, around.register_forward_hook(frame.close, always_call=True)),
+    ]
+
 
 CONTAINER = "grown_seeds"
 """Name of the submodule that registers the seeds."""
@@ -37,11 +187,8 @@ class Growth(Protocol):
     def reads(self, hook: SeedHook) -> bool:
         """Whether the source of the present pass is needed."""
 
-    def present(self, slot: str) -> tuple[Seed | None, float]:
-        """Returns the seed that is on, if any, and its alpha."""
-
-    def recipe(self, slot: str) -> dict[str, Any]:
-        """Describes the seed, see :attr:`SeedHook.recipe`."""
+    def present(self, slot: str) -> tuple[Seed | None, float, dict[str, Any]]:
+        """Returns the seed that is on, if any, its alpha, and its recipe, see :attr:`SeedHook.recipe`."""
 
 
 class SeedHook:
@@ -106,11 +253,8 @@ class SeedHook:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if self.growth is not None:
-            seed, alpha = self.growth.present(self.slot)
             state["growth"] = None
-            state["seed"] = seed
-            state["alpha"] = alpha
-            state["recipe"] = self.growth.recipe(self.slot)
+            state["seed"], state["alpha"], state["recipe"] = self.growth.present(self.slot)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -255,17 +399,20 @@ def attach(
     model: nn.Module,
     seeds: Mapping[str, tuple[str, Seed, float]],
     recipes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-) -> None:
+) -> list[SeedHook]:
     """Adds finished seeds to ``model``: by path of the site, the slot, the seed and its alpha.
 
-    ``recipes`` describes them by path, where known.
+    ``recipes`` describes them by path, where known. Returns their hooks.
     """
+    hooks = []
     for path, (slot, seed, alpha) in seeds.items():
         container = container_of(model)
         hook = SeedHook(free_name(container, slot))
         hook.recipe = dict(recipes.get(path, {}))
         register(model, SitePath.parse(path), hook)
         keep(model, hook, seed, alpha)
+        hooks.append(hook)
+    return hooks
 
 
 def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
@@ -276,20 +423,12 @@ def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
     container_of(model).add_module(hook.name, seed.train(model.training))
 
 
-def forget(model: nn.Module, seed: Seed) -> list[GrownSeeds]:
-    """Removes ``seed`` from the containers of ``model``: parts that have grown by themselves have their own.
-
-    Returns the containers that had it.
-    """
-    owners = []
+def detach(model: nn.Module, hook: SeedHook) -> None:
+    """Removes a finished seed from ``model``, whose parts may have containers if they have grown by themselves."""
+    unregister(model, hook)
     for container in list(model.modules()):
-        if not isinstance(container, GrownSeeds):
-            continue
-        for name, present in list(container._modules.items()):
-            if present is seed:
-                del container._modules[name]
-                owners.append(container)
-    return owners
+        if isinstance(container, GrownSeeds) and container._modules.get(hook.name) is hook.seed:
+            del container._modules[hook.name]
 
 
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
@@ -340,19 +479,14 @@ def require_finished(model: nn.Module) -> None:
             )
 
 
-def without_vacant_hooks(model: nn.Module) -> None:
-    """Removes hooks without a seed, which copies of a growing model have."""
-    for _, _, hook in hooks_of(model):
-        if hook.growth is None and hook.seed is None:
-            unregister(model, hook)
-    drop_container(model)
-
-
 def without_copied_hooks(network: nn.Module, origin: str) -> None:
-    """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``."""
+    """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``, and hooks
+    without a seed of any other growth."""
     for _, _, hook in hooks_of(network):
-        if hook.growth is None and hook.origin == origin:
-            COPIES[origin].discard(hook)
-            unregister(network, hook)
+        if hook.growth is not None or (hook.seed is not None and hook.origin != origin):
+            continue
+        COPIES[origin].discard(hook)
+        unregister(network, hook)
+        if hook.seed is not None:
             container_of(network)._modules.pop(hook.name, None)
     drop_container(network)

@@ -23,6 +23,7 @@ from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import (
     GrownSeeds,
     SeedHook,
+    SitePath,
     container_of,
     drop_container,
     hooks_of,
@@ -31,7 +32,6 @@ from esper.hosts.seed_hook import (
     register,
     unregister,
 )
-from esper.hosts.sources import SitePath
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
 """The function that loads a grown model."""

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.core.blend import Seed
+from esper.core.blend import ChannelScale, Seed
 from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.core.place import Place
+from esper.core.ramps import BlendOperator
+from esper.hosts import seed_hook
 from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
-from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 
 if TYPE_CHECKING:
     from esper.hosts.grown import GrownHost
-
-
-import copy
-
-from esper.core.blend import ChannelScale
-from esper.core.ramps import BlendOperator
-from esper.hosts.seed_hook import drop_container
 
 INPUTS = ("in_features", "in_channels", "nx")
 """Attributes in which layers note the width of their inputs; ``nx`` is that of Hugging Face's ``Conv1D``."""
 
 OUTPUTS = ("out_features", "out_channels", "nf")
 """Attributes in which layers note the width of their outputs."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,134 +48,75 @@ class SourceSeed:
     alpha: float
     inside: str | None
     """A residual seed that changes the units between the layers of the place; None if there is none."""
+    remove: Callable[[], None]
+    """Takes it out of its network."""
 
 
-class Mergeable(Protocol):
-    """A network with kept seeds."""
+def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
+    """Returns the kept seeds with a source of one of Esper's hosts, in order."""
+    seeds = []
+    for place in network.sites:
+        name = place.name
+        if name not in network.seeds or not place.has_source:
+            continue
 
-    def source_seeds(self) -> list[SourceSeed]:
-        """Returns the seeds that read a source, in order."""
+        def remove(name: str) -> None:
+            del network.seeds[name]
+            del network.kept[name]
 
-    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
-        """Yields the parameters of the network without its seeds, each as often as it is used."""
-
-    def remove(self, seed: SourceSeed) -> Callable[[], None]:
-        """Removes a seed; returns what puts it back."""
-
-
-class GrownInHost:
-    """The kept seeds of one of Esper's hosts."""
-
-    def __init__(self, network: GrownHost) -> None:
-        self.network = network
-
-    def source_seeds(self) -> list[SourceSeed]:
-        network = self.network
-        places = [place for place in network.sites if place.name in network.seeds]
-        residual = [place.name for place in places if not place.has_source]
-        seeds = []
-        for place in places:
-            name = place.name
-            if not place.has_source:
-                continue
-            kept = network.kept[name]
-            seed = SourceSeed(
-                name=name,
-                place=place,
-                blueprint=kept.blueprint,
-                body=network.seeds[name].get_submodule("body"),
-                alpha=kept.alpha,
-                inside=next((other for other in residual if network.host.lies_inside(other, name)), None),
-            )
-            seeds.append(seed)
-        return seeds
-
-    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
-        for _, parameter in self.network.host.named_parameters(remove_duplicate=False):
-            yield parameter
-
-    def remove(self, seed: SourceSeed) -> Callable[[], None]:
-        network = self.network
-        name = seed.name
-        module = network.seeds[name]
-        del network.seeds[name]
-        kept = network.kept.pop(name)
-
-        def put_back() -> None:
-            network.seeds[name] = module
-            network.kept[name] = kept
-
-        return put_back
+        residual = [site.name for site in network.sites if site.name in network.seeds and not site.has_source]
+        kept = network.kept[name]
+        seed = SourceSeed(
+            name=name,
+            place=place,
+            blueprint=kept.blueprint,
+            body=network.seeds[name].get_submodule("body"),
+            alpha=kept.alpha,
+            inside=next((other for other in residual if network.host.lies_inside(other, name)), None),
+            remove=partial(remove, name),
+        )
+        seeds.append(seed)
+    return seeds
 
 
-class GrownInModel:
-    """The kept seeds of any model, which forward hooks add."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._hooks: dict[str, SeedHook] = {}
-        for _, _, hook in hooks_of(model):
-            if hook.seed is None:
-                continue
-            path = str(path_of(model, hook))
-            if path in self._hooks:  # a site may have grown more than once
-                path = f"{path} ({hook.name})"
-            self._hooks[path] = hook
-
-    def source_seeds(self) -> list[SourceSeed]:
-        model = self.model
-        sinks = [path_of(model, hook).sink for hook in self._hooks.values() if hook.frame is None]
-        seeds = []
-        for path, hook in self._hooks.items():
-            if hook.frame is None or hook.seed is None:
-                continue
-            recipe = recipe_in(model, hook)
-            parts = tuple(recipe.get("between", ()))
-            units = {part.get("path") for part in parts[:-1]}
-            seed = SourceSeed(
-                name=path,
-                place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts)),
-                blueprint=recipe.get("blueprint", ""),
-                body=hook.seed.body,
-                alpha=hook.alpha,
-                inside=next((sink for sink in sinks if sink in units), None),
-            )
-            seeds.append(seed)
-        return seeds
-
-    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
-        for _, parameter in self.model.named_parameters(remove_duplicate=False):
-            yield parameter
-
-    def remove(self, seed: SourceSeed) -> Callable[[], None]:
-        hook = self._hooks[seed.name]
-        path = path_of(self.model, hook)
-        module = hook.seed
-        assert isinstance(module, Seed)
-        containers = forget(self.model, module)
-        unregister(self.model, hook)
-
-        def put_back() -> None:
-            register(self.model, path, hook)
-            for container in containers:
-                container.add_module(hook.name, module)
-
-        return put_back
+def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
+    """Returns the kept seeds with a source of any model, which forward hooks add, in order."""
+    hooks = [hook for _, _, hook in seed_hook.hooks_of(model) if hook.seed is not None]
+    sinks = [seed_hook.path_of(model, hook).sink for hook in hooks if hook.frame is None]
+    seeds: dict[str, SourceSeed] = {}
+    for hook in hooks:
+        if hook.frame is None or hook.seed is None:
+            continue
+        path = str(seed_hook.path_of(model, hook))
+        if path in seeds:  # a site may have grown more than once
+            path = f"{path} ({hook.name})"
+        recipe = seed_hook.recipe_in(model, hook)
+        parts = tuple(recipe.get("between", ()))
+        units = {part.get("path") for part in parts[:-1]}
+        seeds[path] = SourceSeed(
+            name=path,
+            place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts)),
+            blueprint=recipe.get("blueprint", ""),
+            body=hook.seed.body,
+            alpha=hook.alpha,
+            inside=next((sink for sink in sinks if sink in units), None),
+            remove=partial(seed_hook.detach, model, hook),
+        )
+    return list(seeds.values())
 
 
 def merge_all(
     network: nn.Module,
     difference: Callable[[], str | None],
-    stay: Mapping[str, str] = MappingProxyType({}),
+    stay: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
     """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
 
     ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
     merged, by path. Returns the reason for each seed that stays.
     """
-    reasons = merge_sources(GrownInModel(network), difference, stay)
-    reasons.update(merge_seeds(network, difference, stay))
-    return reasons
+    reasons = merge_sources(network, seeds_of_model(network), difference, stay)
+    return reasons | merge_seeds(network, difference, stay)
 
 
 def warn_unmerged(reasons: Mapping[str, str]) -> None:
@@ -188,11 +127,12 @@ def warn_unmerged(reasons: Mapping[str, str]) -> None:
 
 
 def merge_sources(
-    network: Mergeable,
+    network: nn.Module,
+    seeds: Sequence[SourceSeed],
     difference: Callable[[], str | None],
-    stay: Mapping[str, str] = MappingProxyType({}),
+    stay: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
-    """Merges the seeds of ``network`` that read a source into its layers, which changes the layers in place.
+    """Merges the ``seeds`` of ``network`` that read a source into its layers, which changes the layers in place.
 
     A widening becomes more units of its layers, with the last weights times alpha; a LoRA becomes W + alpha · B A. The
     weights between the new units of two widenings in a row are there, and zero. ``difference`` says how the network's
@@ -202,11 +142,13 @@ def merge_sources(
     Returns the reason for each seed with a source that stays, by its name.
     """
     reasons: dict[str, str] = {}
-    present = network.source_seeds()
-    for seed in list(present):
+    present = list(seeds)
+    for seed in seeds:
         others = [other for other in present if other is not seed]
         reason = stay.get(seed.name) or _obstacle(network, seed)
-        reason = reason or _merge_or_undo(network, seed, others, difference)
+        if reason is None:
+            found = changed_by(network, partial(_merge_source, seed, others), difference)
+            reason = found and f"something else uses the units of its layers: merged, {found}"
         if reason:
             reasons[seed.name] = reason
         else:
@@ -214,51 +156,76 @@ def merge_sources(
     return reasons
 
 
-def _obstacle(network: Mergeable, seed: SourceSeed) -> str | None:
+def merge_together(
+    network: nn.Module,
+    seeds: Sequence[SourceSeed],
+    difference: Callable[[], str | None],
+) -> dict[str, str]:
+    """As :func:`merge_sources`, but compares outputs once, with all seeds merged; only if they differ, after each."""
+    reasons: dict[str, str] = {}
+
+    def merge_each() -> None:
+        reasons.update(merge_sources(network, seeds, lambda: None))
+
+    if changed_by(network, merge_each, difference) is None:
+        return reasons
+    return merge_sources(network, seeds, difference)
+
+
+def _obstacle(network: nn.Module, seed: SourceSeed) -> str | None:
     """Returns the reason why a seed cannot become a part of the layers at its place; None if it can."""
     if seed.place.obstacle:
         return seed.place.obstacle
     if seed.blueprint not in MERGED:
         return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
-    layers = seed.place.layers
-    uses = Counter(map(id, network.parameters_of_layers()))
-    for layer in layers:
-        if any(uses[id(parameter)] > 1 for parameter in layer.parameters()):
-            return "another layer uses the same weights"
+    layers = nn.ModuleList(seed.place.layers)
+    if _is_shared(network, layers.parameters()):
+        return "another layer uses the same weights"
     if seed.inside is not None and len(layers) > 1:
         return f"the kept seed in {seed.inside} changes the units between its layers"
     return None
 
 
-def _merge_or_undo(
-    network: Mergeable,
-    seed: SourceSeed,
-    others: Sequence[SourceSeed],
+def _is_shared(network: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether several layers of ``network`` use one of these parameters."""
+    uses = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
+    return any(uses[parameter] > 1 for parameter in parameters)
+
+
+def changed_by(
+    network: nn.Module,
+    change: Callable[[], None],
     difference: Callable[[], str | None],
 ) -> str | None:
-    """Merges a seed and removes it; returns why that was undone, None if the outputs stay the same.
+    """Makes a change to the modules of ``network``, and undoes it if it changes outputs.
 
-    ``others`` are those that are not merged.
+    ``difference`` says how they differ from those before; returns what it says.
     """
-    bodies = [other.body for other in others]
-    modules = nn.ModuleList([*seed.place.layers, seed.body, *bodies]).modules()
-    before = [(module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in modules]
+    before = []
+    for module in network.modules():
+        attributes = dict(vars(module))
+        tables = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
+        before.append((module, attributes, tables))
+    change()
+    found = difference()
+    if found is None:
+        return None
+    for module, attributes, tables in before:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for name, content in tables.items():  # parameters, buffers, submodules and hooks
+            attributes[name].clear()
+            attributes[name].update(content)
+    return found
+
+
+def _merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
+    """Merges a seed and removes it; ``others`` are those that are not merged."""
     units = merge(seed.place.layers, seed.body, seed.alpha)
-    put_back = network.remove(seed)
+    seed.remove()
     if units:
         for other in others:
             _fit(other.place, other.body, seed.place, units)
-    change = difference()
-    if change is None:
-        return None
-    put_back()
-    for module, attributes, parameters, buffers in before:
-        vars(module).update(attributes)
-        module._parameters.clear()
-        module._parameters.update(parameters)
-        module._buffers.clear()
-        module._buffers.update(buffers)
-    return f"something else uses the units of its layers: merged, {change}"
 
 
 @torch.no_grad()
@@ -342,7 +309,7 @@ def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
     """Replaces a parameter or buffer by ``value``, in the dtype that it has."""
     old = getattr(layer, name)
-    value = value.to(old.dtype)
+    value = value.to(old)
     if isinstance(old, nn.Parameter):
         layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
@@ -358,7 +325,7 @@ def _set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:
 def merge_seeds(
     model: nn.Module,
     difference: Callable[[], str | None],
-    stay: Mapping[str, str] = MappingProxyType({}),
+    stay: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
     """Merges the seeds of ``model`` that read their sink into the weights of their linear layers.
 
@@ -368,57 +335,26 @@ def merge_seeds(
 
     Returns the reason for each seed that stays, by path.
     """
-    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     reasons: dict[str, str] = {}
-    for path, module, hook in hooks_of(model):
+    for path, layer, hook in seed_hook.hooks_of(model):
         if hook.seed is None or hook.frame is not None:
             continue
-        layer = _last(module)
-        reason = stay.get(path) or _not_linear(hook.seed, layer, uses)
-        reason = reason or _merge_linear_or_undo(model, module, layer, hook, hook.seed, difference)
+        while type(layer) is nn.Sequential and len(layer):  # its last layer computes the output
+            layer = layer[-1]
+        reason = stay.get(path) or _not_linear(model, hook.seed, layer)
+        if reason is None:
+            found = changed_by(model, partial(_merge_linear, model, hook, hook.seed, layer), difference)
+            reason = found and f"something else uses the weights of its layer or changes its output: merged, {found}"
         if not reason:
             continue
         if path in reasons:
             reason = f"{reasons[path]}, and {reason}"
         reasons[path] = reason
-    drop_container(model)
+    seed_hook.drop_container(model)
     return reasons
 
 
-def _merge_linear_or_undo(
-    model: nn.Module,
-    module: nn.Module,
-    layer: nn.Module,
-    hook: SeedHook,
-    seed: Seed,
-    difference: Callable[[], str | None],
-) -> str | None:
-    """Merges a seed and removes its hook; returns why it was undone, None if the outputs stay the same."""
-    before = dict(layer._parameters)
-    values = {name: p.detach().clone() for name, p in before.items() if p is not None}
-    hooks = dict(module._forward_hooks)
-    _merge_linear(layer, seed, hook.alpha)
-    unregister(model, hook)
-    change = difference()
-    if change is None:
-        forget(model, seed)
-        return None
-    module._forward_hooks.clear()  # their order counts
-    module._forward_hooks.update(hooks)
-    layer._parameters.update(before)
-    for name, value in values.items():
-        layer.get_parameter(name).data.copy_(value)
-    return f"something else uses the weights of its layer or changes its output: merged, {change}"
-
-
-def _last(module: nn.Module) -> nn.Module:
-    """Returns the layer that computes the output of ``module``: of an ``nn.Sequential``, that of its last one."""
-    while type(module) is nn.Sequential and len(module):
-        module = module[-1]
-    return module
-
-
-def _not_linear(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
+def _not_linear(model: nn.Module, seed: Seed, layer: nn.Module) -> str | None:
     """Returns why the seed cannot become a part of the layer's weights; None if it can.
 
     It can if it is linear in the output of a linear layer whose weights no other layer uses.
@@ -433,30 +369,29 @@ def _not_linear(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
         kind = type(module)
         if kind not in (nn.Linear, ChannelScale, nn.Identity, nn.Sequential):
             return f"{kind.__name__} is not linear"
-    if any(uses[id(p)] > 1 for p in layer.parameters(recurse=False)):
+    if _is_shared(model, layer.parameters(recurse=False)):
         return "another layer uses the same weights"
     return None
 
 
 @torch.no_grad()
-def _merge_linear(layer: nn.Module, seed: Seed, alpha: float) -> None:
-    weight = layer.get_parameter("weight")
-    bias = getattr(layer, "bias", None)
-    rows = weight.double().cpu()
-    if not is_transposed(layer):
-        rows = rows.T  # [in, out]
+def _merge_linear(
+    model: nn.Module,
+    hook: seed_hook.SeedHook,
+    seed: Seed,
+    layer: nn.Module,
+) -> None:
+    """Merges a seed into the weights of ``layer`` and removes it."""
+    rows = _rows(layer).double().cpu()  # [out, in]
     body = copy.deepcopy(seed.body).to("cpu", torch.float64)
-    channels = rows.shape[1]
-    constant = body(torch.zeros(1, channels, dtype=torch.float64))  # [1, out]
-    matrix = body(torch.eye(channels, dtype=torch.float64)) - constant  # row i is the delta of unit i
-    merged = rows + alpha * rows @ matrix
-    if not is_transposed(layer):
-        merged = merged.T
-    weight.copy_(merged)
+    constant = body(torch.zeros(1, len(rows), dtype=torch.float64))  # [1, out]
+    matrix = body(torch.eye(len(rows), dtype=torch.float64)) - constant  # row i is the delta of unit i
+    weight = layer.get_parameter("weight")
+    _replace_rows(layer, rows + hook.alpha * matrix.T @ rows)
+    bias = getattr(layer, "bias", None)
     if bias is not None:
         old = bias.double().cpu()
-        new = old + alpha * (old @ matrix + constant[0])
-        bias.copy_(new.to(bias.dtype))
+        _replace(layer, "bias", old + hook.alpha * (old @ matrix + constant[0]))
     elif bool(constant.any()):
-        new = alpha * constant[0]
-        layer.bias = nn.Parameter(new.to(weight))
+        layer.bias = nn.Parameter((hook.alpha * constant[0]).to(weight))
+    seed_hook.detach(model, hook)

@@ -14,7 +14,7 @@ from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
-from esper.hosts.graft import Sites
+from esper.hosts.find import Sites
 from esper.hosts.seed_state import add_seeds, take_seeds
 
 AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")

@@ -14,7 +14,7 @@ from esper.config import ConfigError
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
 from esper.grower.stepping import unwrapped
-from esper.hosts.graft import Sites
+from esper.hosts.find import Sites
 
 FILE = "grower.pt"  # in each checkpoint
 

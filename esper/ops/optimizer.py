@@ -4,11 +4,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from inspect import unwrap
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from esper.ops import _native
+
+_native.not_differentiable("adamw_step_", "sgd_step_", in_place=True)
 
 
 class LightOptimizer(Optimizer):
@@ -201,3 +206,144 @@ def _as_operators_need(parameter: Tensor, name: str, value: Any) -> Any:
     if value is None or value.stride() == parameter.stride():
         return value
     return torch.zeros_like(parameter).copy_(value)  # keeps the layout of the parameter
+
+
+class SGD(FusedOptimizer):
+    """``torch.optim.SGD`` with dampening 0, whose step is one operator that also clips and skips.
+
+    The learning rate of each group is a float64 tensor of its own, which learning rate schedulers fill in place.
+    Momentum buffers start at zero.
+    """
+
+    operator = torch.ops.esper.sgd_step_.default
+    options = ("momentum", "nesterov")
+    kinds_of_state = 1
+    fixed = MappingProxyType({"dampening": 0, "maximize": False, "differentiable": False})
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        """Takes the arguments of ``torch.optim.SGD``.
+
+        If ``lr`` is a 0-d tensor on the parameters' device, the first group uses that very tensor.
+
+        Raises:
+            ValueError: a negative number, or nesterov without momentum.
+        """
+        for name, value in (("lr", float(lr)), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if nesterov and momentum == 0:
+            raise ValueError("nesterov needs momentum")
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            **self.fixed,
+            "foreach": None,  # as the state of torch.optim.SGD has them
+            "fused": None,
+        }
+        super().__init__(params, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as other optimizers do; its learning rate becomes a tensor of its own."""
+        super().add_param_group(param_group)
+        *others, group = self.param_groups
+        rate = group["lr"]
+        device = torch.device("cpu")
+        if group["params"]:
+            device = group["params"][0].device
+        if not isinstance(rate, Tensor) or rate.device != device:
+            group["lr"] = torch.tensor(float(rate), dtype=torch.float64, device=device)
+        elif any(rate is other["lr"] for other in others):
+            group["lr"] = rate.clone()  # else a scheduler would fill one tensor once per group
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
+        state: dict[str, Any] = super().state_dict()
+        for group in state["param_groups"]:
+            for name, value in group.items():
+                if isinstance(value, Tensor):
+                    group[name] = value.item()
+        return state
+
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Returns the momentum buffer, zeros the first time; () without momentum."""
+        if not group["momentum"]:
+            return ()
+        state = self.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        return (state["momentum_buffer"],)
+
+    def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
+        return float(group["momentum"]), bool(group["nesterov"])
+
+
+class AdamW(FusedOptimizer, torch.optim.AdamW):
+    """``torch.optim.AdamW`` (Loshchilov and Hutter 2019), whose step is one operator that also clips and skips.
+
+    Only parameters of two dimensions or more decay, not biases and the scales of normalisation layers.
+    """
+
+    operator = torch.ops.esper.adamw_step_.default
+    options = ("beta1", "beta2", "eps")
+    kinds_of_state = 3
+    fixed = MappingProxyType(
+        {
+            "amsgrad": False,
+            "maximize": False,
+            "differentiable": False,
+            "decoupled_weight_decay": True,
+        }
+    )
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        lr: Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        """Takes the arguments of ``torch.optim.AdamW``, but a sequence of parameters, and a rate that is a tensor.
+
+        ``lr`` is a float32 or float64 scalar on the device of ``params``, which all groups use as it is: to change it,
+        fill it.
+
+        Raises ValueError for numbers out of range.
+        """
+        matrices = [p for p in params if p.dim() > 1]
+        vectors = [p for p in params if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        super().__init__(
+            groups,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            fused=True,
+            capturable=any(p.is_cuda for p in params),
+        )
+
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Returns the first and second moments, and the count of steps; zeros the first time."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+    def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        return float(beta1), float(beta2), float(group["eps"])

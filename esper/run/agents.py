@@ -20,8 +20,8 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import UpdateStats
 from esper.agents.script import shipped_schedule_fits
-from esper.compare.comparison import ArmResult, held_out_arms
-from esper.compare.runner import HostResult, Results, Store, play
+from esper.compare.comparison import ArmResult, play_held_out
+from esper.compare.runner import HostResult, Results
 from esper.config import ConfigError, PPOConfig
 from esper.config.resolved import ResolvedConfig
 from esper.env.make import EnvMaker
@@ -186,17 +186,22 @@ class LearningAgent(Agent):
         Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
         """
         config = self.config
-        if not config.run.evaluation_pairs:
-            return []
         pairs = config.run.evaluation_pairs
+        if not pairs:
+            return []
         run_seed = config.run.seed + HELD_OUT
         controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
         controllers = {config.run.controller: partial(self.contender, run_seed=run_seed), **controllers}
         # Every arm starts with the experience of the run.
-        with held_out_arms(self.maker, controllers, pairs, self.env.baseline, self.experience) as arms:
-            order = np.random.default_rng([run_seed, len(arms)])
-            hosts = play(arms, pairs, Store(self.compared), config.env.n_envs, order, measured)
-        return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
+        return play_held_out(
+            self.maker,
+            controllers,
+            pairs,
+            measured,
+            self.env.baseline,
+            self.experience,
+            self.compared,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         compared: dict[str, dict[int, Any]] = {}

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -93,26 +94,33 @@ def grow(
     if epochs is not None:
         values["episode_length"] = epochs
     settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
-    watch = Watch(callbacks, alone)
-    sinks: list[Sink] = [watch]
+    watch = Watch(alone)
+    sinks: list[Sink] = [watch, *map(CallbackSink, callbacks)]
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         if progress:
             sinks.append(progress_sink())
         watch.experiment = _opened(settings, place, sinks, task, controller)
         summary, interrupted = _run(watch.experiment)
-        return _result(watch, summary, interrupted, None if folder is None else place)
+        return _result(watch.experiment, summary, interrupted, None if folder is None else place)
 
 
+@dataclass(eq=False)
+class CallbackSink(Sink):
+    """Passes events on to a function."""
+
+    callback: Callable[[Event], None]
+
+    def handle(self, event: Event) -> None:
+        self.callback(event)
+
+
+@dataclass(eq=False)
 class Watch(Sink):
-    """Warns while a host grows, calls back, and ends the run with the grown host if no other is wanted."""
+    """Warns while a host grows, and ends the run with the grown host unless it is to be trained ``alone``, too."""
 
-    experiment: Experiment
-
-    def __init__(self, callbacks: Sequence[Callable[[Event], None]], alone: bool) -> None:
-        self.callbacks = list(callbacks)
-        self.alone = alone
-        self.failures: list[str] = []
+    alone: bool
+    experiment: Experiment = field(init=False)
 
     def handle(self, event: Event) -> None:
         match event:
@@ -122,13 +130,6 @@ class Watch(Sink):
                 self.experiment.stop()
             case RunResumed() if not self.alone and self._grown():
                 self.experiment.stop()
-        for callback in list(self.callbacks):
-            try:
-                callback(event)
-            except Exception as error:
-                self.callbacks.remove(callback)
-                self.failures.append(f"a callback failed and was dropped: {type(error).__name__}: {error}")
-                logger.warning("%s", self.failures[-1])
 
     def _grown(self) -> bool:
         """Whether the host had grown to its end before the run was resumed."""
@@ -175,15 +176,15 @@ def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
 
 
 def _result(
-    watch: Watch,
+    experiment: Experiment,
     summary: RunSummary | None,
     interrupted: bool,
     folder: Path | None,
 ) -> Grown:
-    experiment = watch.experiment
     config = experiment.config
     env = experiment.trainer.env
     assert isinstance(env, GrowthVectorEnv)
+    lost = [f"{name} failed and was dropped: {why}" for name, why in experiment.telemetry.dropped_sinks().items()]
     view = RunView()
     for event in EventLog(experiment.folder / EVENTS).read()[0]:
         view.handle(event)
@@ -207,7 +208,7 @@ def _result(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         tried=_tried(view, env, config),
         history=tuple(view.of(EpochCompleted)),
-        warnings=(*_divergence(view, config), *watch.failures),
+        warnings=(*_divergence(view, config), *lost),
         controller=config.run.controller,
         epochs=env.horizon,
         interrupted=interrupted,

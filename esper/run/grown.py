@@ -45,7 +45,7 @@ class Grown:
     history: tuple[EpochCompleted, ...]
     """The epochs of the grown host; accuracies on the validation split."""
     warnings: tuple[str, ...]
-    """Signs that training diverged, and callbacks that failed."""
+    """Signs that training diverged, and callbacks and files that failed."""
     controller: str
     epochs: int
     """Planned number of epochs; ``history`` is shorter if growing was interrupted."""

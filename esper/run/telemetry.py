@@ -34,9 +34,8 @@ from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import Spans
-from esper.training.execution.capabilities import run_workspace
+from esper.training.execution.capabilities import workspace_setting
 from esper.training.execution.multi_gpu import devices_of
-from esper.training.host_state import COPIES
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,8 @@ class RunTelemetry:
         """Reports the start of a new run."""
         config = self.config
         spec = env.action_spec
-        pinned = 0
         precision = None
         if env.execution is not None:
-            pinned = env.execution.pinned
             precision = env.config.task.precision
         self.emit(
             RunStarted(
@@ -134,7 +131,6 @@ class RunTelemetry:
                 precision=precision,
                 micro_batches=config.task.micro_batches,
                 folder=str(self.files.path),
-                pinned_copies=COPIES[:pinned],
                 **self._session(env),
             )
         )
@@ -158,6 +154,7 @@ class RunTelemetry:
         if env.execution is not None:
             tier = env.execution.tier
             refused = env.execution.refused
+        on_gpu = any(device.type == "cuda" for device in devices_of(self.config.run.device))
         return {
             "rounds": self.config.run.rounds,
             "n_envs": env.num_envs,
@@ -165,7 +162,7 @@ class RunTelemetry:
             "tier": tier,
             "tier_refused": refused,
             "time": time.time(),
-            "cublas_workspace": run_workspace(self.config.run.device),
+            "cublas_workspace": workspace_setting() if on_gpu else None,
         }
 
     def round(

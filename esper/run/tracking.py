@@ -1,4 +1,4 @@
-"""Experiment trackers named in ``track.to``, each fed by a background thread."""
+"""Experiment trackers named in ``track.to``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 from esper.config import ConfigError, TrainingConfig
 from esper.files.run_folder import METRICS
 from esper.telemetry.hub import Sink
-from esper.telemetry.sinks.background import BackgroundSink
-from esper.telemetry.sinks.tensorboard import TensorBoardSink
-from esper.telemetry.sinks.tracker import TrackerSink
+from esper.telemetry.sinks.trackers import ActiveRunSink, TensorBoardSink, active_run
 
 TENSORBOARD = "tensorboard"
 """Name of the tracker, and of its folder in the run folder."""
@@ -20,10 +18,11 @@ MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": 
 
 
 def check_trackers(config: TrainingConfig) -> None:
-    """Imports the trackers of the config. Raises ConfigError, which says how to install the missing ones.
+    """Imports the trackers of the config.
 
-    They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
-    locks for ever.
+    Raises:
+        ConfigError: a tracker is not installed (the message says how to install it), or wandb or trackio has no active
+            run.
     """
     missing = {}
     for name in config.track.to:
@@ -35,6 +34,12 @@ def check_trackers(config: TrainingConfig) -> None:
             f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
             f"to install: pip install {' '.join(missing)}"
         )
+    for name in config.track.to:
+        if name != TENSORBOARD and active_run(name) is None:
+            raise ConfigError(
+                f"track.to names {name}, and no run of {name} is active: call {name}.init() in a Python program that "
+                "then starts this run, or use --track tensorboard"
+            )
 
 
 def _import_error(module: str) -> Exception | None:
@@ -54,12 +59,10 @@ def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[
         steps = _steps_done(folder / METRICS)
     sinks: list[Sink] = []
     for name in track.to:
-        inner: TensorBoardSink | TrackerSink
         if name == TENSORBOARD:
-            inner = TensorBoardSink(folder / TENSORBOARD, steps, resumed, config.to_toml())
+            sinks.append(TensorBoardSink(folder / TENSORBOARD, steps, resumed, config.to_toml()))
         else:
-            inner = TrackerSink(name, folder, track.project, config.model_dump(mode="json"), steps)
-        sinks.append(BackgroundSink(inner, track.queue, track.patience, inner.wants))
+            sinks.append(ActiveRunSink(name, steps))
     return sinks
 
 

@@ -1,17 +1,17 @@
-"""Charts as inline SVG: lines with bands, points, intervals, and slots over time."""
+"""Charts as SVG pictures: lines with bands, points, intervals, and slots over time."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.score import ScoreUnit
@@ -33,17 +33,6 @@ REFERENCE = "#555f6e"
 GRID = "#dfe3e8"
 PAPER = "#ffffff"
 LANE_COLOR = "#f1f3f5"
-VARIABLES = {
-    INK: "ink",
-    REFERENCE: "quiet",
-    GRID: "rule",
-    PAPER: "card",
-    LANE_COLOR: "lane",
-    **{shade: f"c{place}" for place, shade in enumerate(PALETTE)},
-}
-"""Variables of the page's style sheet, which are other colours on a dark page."""
-SVG = "http://www.w3.org/2000/svg"
-XLINK = "http://www.w3.org/1999/xlink"
 WIDTH = 4.0
 HEIGHT = 2.4
 """Size of a chart without its legend, in inches."""
@@ -187,66 +176,27 @@ def chart_style() -> Iterator[None]:
         yield
 
 
-def inline_svg(figure: Figure, title: str, description: str, follows_page: bool = True) -> str:
-    """Returns the figure as an svg element for an HTML page, the same for the same figure.
+class Picture(NamedTuple):
+    """A chart, and its description for readers who cannot see it."""
 
-    Ids are unique among figures with different titles or contents. Screen readers read the title and the description.
-    With ``follows_page``, colours are those of the page's style sheet, light or dark.
-    """
-    file = io.StringIO()
+    svg: bytes
+    words: str
+
+
+def picture(figure: Figure, title: str, words: str, paper: str = "none") -> Picture:
+    """Returns the figure as a picture on ``paper``, the same bytes for the same figure."""
+    file = io.BytesIO()
+    metadata = {"Title": clean(title), "Date": None, "Creator": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names may contain characters that the font lacks; browsers have others
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Type", "Format", "Creator")))
-    svg = file.getvalue()
-    root = ElementTree.fromstring(svg)
-    root.remove(root[0])  # matplotlib's style, which would apply to the whole page
-    digest = hashlib.sha256(f"{title}\0{description}\0{svg}".encode())
-    prefix = "c" + digest.hexdigest()[:10]
-    for element in root.iter():
-        if element.tag == f"{{{SVG}}}g":  # nothing refers to groups
-            element.attrib.pop("id", None)
-        # The prefix goes in front of an id, and behind the # of a reference to one.
-        for name in {"id", "clip-path", f"{{{XLINK}}}href"} & element.attrib.keys():
-            reference = re.sub(r"^(url\(#|#|)", rf"\g<1>{prefix}-", element.attrib[name])
-            element.set(name, reference)
-        if follows_page and "style" in element.attrib:
-            element.set("style", re.sub(r"#[0-9a-f]{6}", _variable, element.attrib["style"]))
-    for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)
-    root.set("role", "img")
-    root.set("aria-labelledby", f"{prefix}-title {prefix}-description")
-    root.insert(0, _text("title", f"{prefix}-title", title))
-    root.insert(1, _text("desc", f"{prefix}-description", description))
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    return ElementTree.tostring(root, encoding="unicode")
+        figure.savefig(file, format="svg", metadata=metadata, facecolor=paper)
+    return Picture(file.getvalue(), clean(words, 1000))
 
 
-def _variable(color: re.Match[str]) -> str:
-    name = VARIABLES.get(color[0])
-    if name is None:
-        return color[0]
-    return f"var(--{name})"
-
-
-def _text(tag: str, name: str, words: str) -> ElementTree.Element:
-    element = ElementTree.Element(f"{{{SVG}}}{tag}", id=name)
-    element.text = words
-    return element
-
-
-def drawable(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN
-
-
-def floats(values: Sequence[float | None]) -> list[float]:
+def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    drawn = []
-    for value in values:
-        if value is None or not drawable(value):
-            value = math.nan
-        drawn.append(float(value))
-    return drawn
+    numbers = np.array(values, dtype=np.float64)
+    return np.where(np.abs(numbers) < MAX_DRAWN, numbers, np.nan)
 
 
 def color(index: int) -> str:
@@ -263,7 +213,7 @@ def draw(
     height: float,
     legend: Sequence[str],
     fill: Callable[[Axes], None],
-) -> str:
+) -> Picture:
     """Returns a chart about ``height`` inches high, with room above it for a legend with these names.
 
     ``fill`` draws on its axes; ``words`` describe the chart to readers who cannot see it.
@@ -278,7 +228,7 @@ def draw(
     fill(drawing.add_subplot())
     if legend:
         drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)
-    return inline_svg(drawing, clean(title), clean(words, 1000))
+    return picture(drawing, title, words)
 
 
 def line_chart(
@@ -286,7 +236,7 @@ def line_chart(
     lines: Sequence[Line],
     x_label: str,
     y_label: str,
-) -> str:
+) -> Picture:
     """Draws lines over one another."""
     from matplotlib.ticker import MaxNLocator
 
@@ -295,9 +245,10 @@ def line_chart(
         legend = []
     ends = []
     for line in lines:
-        known = [y for y in line.y if drawable(y)]
-        if known:
-            ends.append(f"{line.name} ends at {number(known[-1])}")
+        y = floats(line.y)
+        known = y[np.isfinite(y)]
+        if len(known):
+            ends.append(f"{line.name} ends at {number(float(known[-1]))}")
 
     def fill(axes: Axes) -> None:
         for line in lines:
@@ -330,7 +281,7 @@ def draw_line(axes: Axes, line: Line) -> None:
     )
 
 
-def interval_chart(title: str, rows: Sequence[Interval], x_label: str, unit: str = "pp") -> str:
+def interval_chart(title: str, rows: Sequence[Interval], x_label: str, unit: str = "pp") -> Picture:
     """Draws one row per value in ``unit``, with a line at zero; an unbounded interval is left out."""
 
     def fill(axes: Axes) -> None:

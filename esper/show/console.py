@@ -110,8 +110,6 @@ def _header(event: events.RunStarted) -> list[str]:
     if event.micro_batches > 1:
         split = f"each batch is split into {event.micro_batches} micro-batches"
         header.append(f"{split}; BatchNorm uses the statistics of each")
-    if event.pinned_copies:
-        header.append(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
     header.append(f"run folder: {event.folder}")
     return header
 

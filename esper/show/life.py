@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.files.atomic import write_atomic
-from esper.show.charts import CHARACTER, INK, Line, chart_style, draw, draw_lanes, draw_line, inline_svg
+from esper.show.charts import (
+    CHARACTER,
+    INK,
+    PAPER,
+    WIDTH,
+    Line,
+    Picture,
+    chart_style,
+    draw,
+    draw_lanes,
+    draw_line,
+    picture,
+)
 from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted
 from esper.telemetry.seed_history import Life, Stretch
@@ -20,11 +32,9 @@ MAX_LANES = 60
 """Max lanes in one chart of slots."""
 HOST_GAP = 0.55
 """Gap between two hosts, in lanes."""
-WIDE = 7.0
-NARROW = 4.0
 CURVES = 2.3
 LANE = 0.26
-"""Widths of the chart as a picture and on a page, height of its curves and of a slot, in inches."""
+"""Heights of curves and of a slot, in inches."""
 
 
 @dataclass(frozen=True)
@@ -80,27 +90,17 @@ def best_life(view: RunView) -> HostLife | None:
 
 
 @chart_style()
-def life_chart(host: HostLife, width: float = NARROW) -> str:
-    """Returns the chart as an svg element, ``width`` inches wide: the curves above, the slots below.
-
-    A narrow chart follows the colours of its page; a wide one is a picture of its own, with the stages on its right.
-    """
+def life_chart(host: HostLife, paper: str = "none") -> Picture:
+    """Returns the chart on ``paper``: the curves above, the slots and the stages of their seeds below."""
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.ticker import MaxNLocator
 
-    narrow = width == NARROW
     epochs = len(host.grown)
     slots = host.view.slots
     lanes = max(1, len(slots))
-    seeds_height = LANE * lanes
-    height = CURVES + seeds_height + 0.6
-    beside = 2.5
-    if narrow:
-        # The stages are explained below the lanes, not beside them.
-        height += 0.6
-        beside = 1.0
-    drawing = Figure(figsize=(width, height), layout="constrained")
-    curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, seeds_height))
+    height = CURVES + LANE * lanes + 1.2
+    drawing = Figure(figsize=(WIDTH, height), layout="constrained")
+    curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, LANE * lanes))
     score = host.view.score
     numbers = range(1, epochs + 1)
     draw_line(curves, Line("with growth", numbers, host.grown, 0))
@@ -112,18 +112,14 @@ def life_chart(host: HostLife, width: float = NARROW) -> str:
     for place, slot in enumerate(slots):
         names[place] = clean(slot, 10)
     bars = [(stretch, slots.index(stretch.slot)) for stretch in host.life.stretches if stretch.slot in slots]
-    draw_lanes(seeds, names, bars, epochs, (width - beside) / epochs)
-    seeds.set(ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
+    draw_lanes(seeds, names, bars, epochs, (WIDTH - 1.0) / epochs)
+    # The last marker lies on the last epoch.
+    seeds.set(xlim=(0, 1.02 * epochs), ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if not narrow:
-        curves.set_title(clean(host.title), loc="left", fontsize=9.5)
-    if bars and narrow:
+    if bars:
         handles, labels = seeds.get_legend_handles_labels()
         drawing.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
-    elif bars:
-        seeds.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
-    description = clean(f"{host.words} {host.life.words()}", 1000)
-    return inline_svg(drawing, clean(host.title), description, follows_page=narrow)
+    return picture(drawing, host.title, f"{host.words} {host.life.words()}", paper)
 
 
 def _range(host: HostLife) -> tuple[float, float]:
@@ -136,7 +132,7 @@ def _range(host: HostLife) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def lanes_chart(view: RunView, title: str) -> str:
+def lanes_chart(view: RunView, title: str) -> Picture:
     """Draws one lane per slot of each host of the newest round, epochs from left to right, bars coloured by stage."""
     slots = view.slots[:MAX_LANES]
     newest = max((episode for episode, _ in view.lives), default=0)
@@ -172,7 +168,7 @@ def lanes_chart(view: RunView, title: str) -> str:
 
     def fill(axes: Axes) -> None:
         left = CHARACTER * max(map(len, lanes.values()), default=0)
-        room = NARROW - left - 0.4
+        room = WIDTH - left - 0.4
         draw_lanes(axes, lanes, bars, longest, room / longest)
         for epoch, top in rollbacks:
             begin = top - 0.5
@@ -186,4 +182,4 @@ def lanes_chart(view: RunView, title: str) -> str:
 
 def save_life(host: HostLife, folder: Path) -> None:
     """Writes the chart to the folder of the run."""
-    write_atomic(folder / "life.svg", life_chart(host, WIDE).encode())
+    write_atomic(folder / "life.svg", life_chart(host, PAPER).svg)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.show.charts import Block, Chart, Intervals, Line, SlotLanes, Table, interval_chart, line_chart
+from esper.show.charts import Block, Chart, Intervals, Line, Picture, SlotLanes, Table, interval_chart, line_chart
 from esper.show.console import size
 from esper.show.life import HostLife, best_life, lanes_chart, life_chart
 from esper.show.read import Run, Runs, is_comparison, open_runs, saved_tables
@@ -62,14 +62,14 @@ def template() -> Template:
     )
     environment.tests["numeric"] = lambda cell: re.match(r"[+\-]?[\d.]", str(cell)) is not None
     environment.filters["lines"] = lines
-    environment.filters["base64"] = Markup
+    environment.filters["base64"] = lambda content: Markup(b64encode(content).decode())
     environment.filters["capital"] = capital
-    environment.filters["drawn"] = lambda figure: Markup(drawn(figure))
+    environment.filters["drawn"] = drawn
     return environment.get_template("report.html")
 
 
-def drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> str:
-    """Returns the svg element of a figure."""
+def drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> Picture:
+    """Draws a figure."""
     match figure:
         case Chart():
             return line_chart(figure.title, figure.lines, figure.x_label, figure.y_label)
@@ -263,7 +263,7 @@ def comparison_html(folder: Path) -> str:
     for name in ("pairs", "differences", "cost"):
         file = folder / f"{name}.svg"
         if file.is_file():
-            images.append((name, b64encode(file.read_bytes()).decode()))
+            images.append((name, file.read_bytes()))
     text = saved_tables(folder)
     return _page(folder.absolute().name, [f"{folder}: a comparison"], [], text=text, images=images)
 

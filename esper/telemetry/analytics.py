@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from esper.telemetry.event import EpisodeCompleted, Event, HostEvent
 from esper.telemetry.seed_history import Life, TriedSeed
@@ -41,13 +43,13 @@ class BlueprintRow:
     """Seeds neither kept nor removed: unfinished at the end of their episode, or still alive."""
     rejected: int
     """Refused actions on these seeds: a gate was not passed, or such a seed could not be built."""
-    contribution_kept: float | None
+    contribution_kept: float | None = None
     """Mean contribution when they were kept, in pp; None if none was measured."""
-    contribution_pruned: float | None
+    contribution_pruned: float | None = None
     """Mean of the last contributions measured before they were pruned, in pp."""
-    epochs_lived: float | None
+    epochs_lived: float | None = None
     """Mean epochs from germination to removal, to the end of the episode, or until now."""
-    parameters: float | None
+    parameters: float | None = None
     """Mean number of parameters of the kept seeds."""
 
 
@@ -136,24 +138,12 @@ def _measure(sums: Sums, name: str, value: float | None) -> None:
         sums[f"{name} known"] += 1
 
 
-def _mean(sums: Sums, name: str) -> float | None:
-    known = sums[f"{name} known"]
-    return sums[name] / known if known else None
-
-
 def _row(name: str, sums: Sums) -> BlueprintRow:
-    return BlueprintRow(
-        name,
-        int(sums["germinated"]),
-        int(sums["blended"]),
-        int(sums["fossilized"]),
-        int(sums["pruned"]),
-        int(sums["cut"]),
-        int(sums["rolled_back"]),
-        int(sums["living"]),
-        int(sums["rejected"]),
-        _mean(sums, "contribution_kept"),
-        _mean(sums, "contribution_pruned"),
-        _mean(sums, "epochs_lived"),
-        _mean(sums, "parameters"),
-    )
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(BlueprintRow)[1:]:
+        known = sums[f"{field.name} known"]
+        if field.type == "int":
+            values[field.name] = int(sums[field.name])
+        elif known:
+            values[field.name] = sums[field.name] / known
+    return BlueprintRow(name, **values)

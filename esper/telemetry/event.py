@@ -60,8 +60,6 @@ class RunStarted(Event):
     reads as 0."""
     cublas_workspace: str | None = None
     """cuBLAS workspace of each stream and its origin, on which results may depend; None without a GPU."""
-    pinned_copies: tuple[str, ...] = ()
-    """Copies of hosts in pinned CPU memory because of ``run.max_device_copies_mib``; empty in older logs."""
 
 
 @dataclass(frozen=True, slots=True)

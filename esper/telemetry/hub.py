@@ -18,9 +18,7 @@ from types import MappingProxyType
 from typing import Self
 
 from esper.telemetry.event import Event
-from esper.telemetry.sink import EventsLost
 from esper.telemetry.sink import Sink as Sink
-from esper.telemetry.sinks.background import BackgroundSink
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +56,7 @@ class TelemetryHub:
     def dropped(self) -> Mapping[str, DroppedSink]:
         """Sinks that failed or lost events, by name.
 
-        The name is the class name, that of the inner sink for a background one; further sinks of the same class are
-        called ``NAME#2``, ``NAME#3``, ...
+        The name is the class name; further sinks of the same class are called ``NAME#2``, ``NAME#3``, ...
         """
         return MappingProxyType(self._dropped)
 
@@ -86,8 +83,7 @@ class TelemetryHub:
     def close(self) -> None:
         """Closes all sinks; a second call does nothing.
 
-        A sink that fails here is dropped too, with the number of missed events that it counted itself. Ctrl-C while
-        waiting for a sink is raised after the others are closed.
+        A sink that fails here is dropped too. Ctrl-C while waiting for a sink is raised after the others are closed.
 
         Raises:
             RuntimeError: another thread created the hub.
@@ -114,9 +110,6 @@ class TelemetryHub:
         self.close()
 
     def _drop(self, name: str, error: Exception, missed: int) -> None:
-        """Drops a sink, which missed ``missed`` events unless it has counted them itself."""
-        if isinstance(error, EventsLost):
-            missed = error.missed
         del self._active[name]
         self._dropped[name] = DroppedSink(error, missed)
         logger.warning("telemetry sink %s failed and was dropped: %s: %s", name, type(error).__name__, error)
@@ -131,8 +124,7 @@ def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:
     named: dict[str, Sink] = {}
     seen: Counter[str] = Counter()
     for sink in sinks:
-        writer = sink.inner if isinstance(sink, BackgroundSink) else sink
-        name = type(writer).__name__
+        name = type(sink).__name__
         seen[name] += 1
         if seen[name] > 1:
             name = f"{name}#{seen[name]}"

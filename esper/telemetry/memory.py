@@ -29,8 +29,7 @@ MEMORY = {
 def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.device]) -> dict[str, int]:
     """Returns the bytes in use now by ``KIND/PLACE``, without waiting for a GPU; unknown values are left out.
 
-    Kinds are those of ``MEMORY``; places are ``cpu``, ``cuda:0``, ... and ``pinned``, which is CPU memory that a GPU
-    reads.
+    Kinds are those of ``MEMORY``; places are ``cpu``, ``cuda:0``, ...
 
     Args:
         copies: bytes of the copies of each host, by place.

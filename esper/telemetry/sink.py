@@ -1,4 +1,4 @@
-"""Interface of sinks, the base of those that write files, and how a sink reports lost events."""
+"""Interface of sinks, and the base of those that write files."""
 
 from __future__ import annotations
 
@@ -49,11 +49,3 @@ def cut_torn_line(path: Path) -> None:
             else:
                 logger.warning("%s: removed an incomplete last line of %d bytes", path, len(line))
         file.truncate(whole)
-
-
-class EventsLost(Exception):
-    """Raised by a sink that knows how many events it did not write (``missed``), including the current one."""
-
-    def __init__(self, reason: str, missed: int) -> None:
-        super().__init__(reason)
-        self.missed = missed

@@ -56,9 +56,11 @@ def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = Fa
 
 
 def p_value(value: float, equals: str = "") -> str:
-    """Formats a p-value with four decimals, behind ``equals``; ``< 0.0001`` if that would be 0."""
+    """Formats a p-value with four decimals, behind ``equals``; ``< 0.0001`` if that would be 0, ``1`` for 1."""
     if value < 1e-4:
         return "< 0.0001"
+    if value == 1.0:
+        return f"{equals}1"
     return f"{equals}{number(value, 4)}"
 
 

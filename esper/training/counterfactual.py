@@ -1,12 +1,18 @@
 """Counterfactual configurations of one host, and the contributions of seeds that follow from their results.
 
 All statistics are paired: configurations are evaluated on the same samples, and differences are taken per sample.
+
+A Shapley value is a seed's contribution, averaged over all orders of switching the seeds on. A coalition is a set of
+slots that are on; its value is the accuracy of the network with only these on. The value of slot i is
+φ_i = Σ over coalitions S without i of |S|! (n−|S|−1)! / n! · (v(S ∪ i) − v(S)) (Shapley 1953), so that all φ add up to
+v(all) − v(none). Coalitions have per-sample results, and so does φ: errors are paired.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.core.site import Site
-from esper.training import shapley
-from esper.training.shapley import Coalition, Paired, paired
 
 if TYPE_CHECKING:
     from esper.training.validate import Configuration
 
+Floats = NDArray[np.float64]
+Coalition = frozenset[str]
+
 ALL_OFF: Coalition = frozenset()
 
+EXACT_UP_TO = 4
+"""Max number of seeds that are on for which a costly plan measures all 2^n coalitions."""
 PAIRED_SEEDS = (3, 4)
 """Numbers of seeds that are on at which pairs are measured: a pair of two is all on; more make too many."""
 MAX_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
@@ -30,6 +39,54 @@ MAX_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
 def max_configurations(slots: int) -> int:
     """Max configurations of a plan: three fixed ones, each slot off, each alone or on trial, and the pairs."""
     return 3 + 2 * slots + MAX_PAIRS
+
+
+@dataclass(frozen=True)
+class Paired:
+    """An accuracy difference on the same samples and its standard error, both pp."""
+
+    difference: float
+    error: float
+
+
+def paired(d: Floats, counts: Floats) -> Paired:
+    """Returns the accuracy difference for per-sample differences d [n] of correct targets, out of c [n] targets.
+
+    The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); if
+    every sample has one target, that is std(d)/√n.
+    """
+    n = len(d)
+    total = counts.sum()
+    r = d.sum() / total
+    spread = ((d - r * counts) ** 2).sum() * n / (n - 1)
+    return Paired(100 * float(r), 100 * float(np.sqrt(spread) / total))
+
+
+def coalitions(slots: Sequence[str]) -> list[Coalition]:
+    """Returns all subsets of ``slots``, smallest first."""
+    subsets: list[Coalition] = []
+    for size in range(len(slots) + 1):
+        subsets += map(frozenset, combinations(slots, size))
+    return subsets
+
+
+def exact(slots: Sequence[str], correct: Mapping[Coalition, Floats], counts: Floats) -> dict[str, Paired]:
+    """Returns Shapley values from the results [n] of all coalitions, with the paired error over samples; pp.
+
+    ``correct`` are the correct targets in each sample, out of ``counts`` [n].
+    """
+    n = len(slots)
+    values = {}
+    for slot in slots:
+        d = np.zeros_like(counts)
+        others = [other for other in slots if other != slot]
+        for without in coalitions(others):
+            # The share of the orders of switching on in which exactly these come before the slot.
+            size = len(without)
+            weight = math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
+            d += weight * (correct[without | {slot}] - correct[without])
+        values[slot] = paired(d, counts)
+    return values
 
 
 class CounterfactualHelper:
@@ -156,14 +213,14 @@ class CounterfactualHelper:
 
     def shapley(self) -> dict[str, Paired]:
         """Returns the exact Shapley values of the seeds that are on, pp; empty unless every coalition was measured."""
-        if len(self.on) > shapley.EXACT_UP_TO:
+        if len(self.on) > EXACT_UP_TO:
             return {}
         correct = {}
-        for coalition in shapley.coalitions(self.on):
+        for coalition in coalitions(self.on):
             if not self.measured(coalition):
                 return {}
             correct[coalition] = self.correct[self.row_of[coalition]]
-        return shapley.exact(self.on, correct, self.counts)
+        return exact(self.on, correct, self.counts)
 
     def interaction(self, slot: str) -> float | None:
         """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import torch
 
-from esper.config.resolved import HostTrainingConfig
+from esper.config import HostTrainingConfig
 from esper.data.shared_batches import SharedBatchError, worker_died
 from esper.training.host_training import HostTraining
 
@@ -23,6 +24,16 @@ OUT_OF_MEMORY = (
 )
 """Messages of plain RuntimeErrors: two of PyTorch's CPU allocator, the others of CUDA and its libraries if they
 allocate without PyTorch, as for a graph. "(CUDA error 2)" is how Esper's own launches report it."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The execution of training steps, as a run reports it."""
+
+    tier: str
+    """eager, compiled or graph."""
+    refused: str | None = None
+    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
 
 
 class HasPlace(Protocol):

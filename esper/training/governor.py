@@ -36,8 +36,6 @@ class Governor:
         durations: epochs between snapshots, and number of losses remembered.
         classes: number of classes of the task, with a loss of ln(classes) as chance; None if the loss is not
             cross-entropy: chance is then the size of an episode's first loss.
-        pinned: number of snapshots that lie in pinned CPU memory if the host is on a GPU, the older one first; restored
-            bits do not depend on it.
     """
 
     def __init__(
@@ -45,14 +43,11 @@ class Governor:
         config: GovernorConfig,
         durations: Durations,
         classes: int | None,
-        pinned: int = 0,
     ) -> None:
         self.config = config
         self.durations = durations
         self.classes = classes
-        self._pins_newest = pinned > 1
-        # Newest first. Memory stays where it is; its contents move.
-        self._generations = [Snapshot(self._pins_newest), Snapshot(pinned > 0)]
+        self._generations = [Snapshot(), Snapshot()]  # newest first
         self.reset()
 
     def reset(self) -> None:
@@ -179,29 +174,14 @@ class Governor:
         due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
         if self.anomaly_pending or not due:
             return False
-        self._make_room()
+        self._generations.reverse()  # the memory of the older one is filled again
         self._generations[0].save(training, record, measured)
         self._saved = min(2, self._saved + 1)
         return True
 
-    def _make_room(self) -> None:
-        """Makes the newest snapshot the older one, whose memory the next one uses.
-
-        If both lie in the same kind of memory, they change places. An older one in pinned memory is overwritten with
-        the newest, before the newest one's memory on the device is filled again.
-        """
-        newest, older = self._generations
-        if older.copies.pinned == self._pins_newest:
-            self._generations.reverse()
-        elif self._saved:
-            older.take_over(newest)
-
     def held(self) -> Counter[str]:
-        """Returns the bytes of the snapshots by place: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-        total: Counter[str] = Counter()
-        for snapshot in self._generations:
-            total[snapshot.copies.place] += snapshot.copies.bytes
-        return total
+        """Returns the bytes of the snapshots by place: ``cpu``, ``cuda:0``, ..."""
+        return self._generations[0].held() + self._generations[1].held()
 
     def roll_back(self, training: Restorable) -> Snapshot:
         """Restores the newest snapshot, or the older one if the last rollback is at most ``snapshot_every``

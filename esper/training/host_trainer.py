@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from esper.data.shared_batches import Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
+from esper.data.shared_batches import Expected, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.split import Batch, Split
 from esper.data.task import Task
 from esper.training.executor import Executor, HostError, OutOfMemory, Placed, ran_out
@@ -81,7 +81,7 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
     config = hosts[0].config.task
     return SharedBatchIterator(
         task.train,
-        [Permutations(task.samples, training.order) for training in hosts],
+        [training.order for training in hosts],
         config.batch_size,
         config.samples_per_epoch // config.batch_size,
         task.workers,

@@ -19,8 +19,7 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, features_at, layers_of
-from esper.ops.adamw import AdamW
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW
 from esper.training.batches import BatchLoader
 from esper.training.metrics import HOST, EpochMetrics, SeedGradientCollector, finite_buffers
 from esper.training.precision import Arithmetic
@@ -55,7 +54,7 @@ class HostTraining:
         self.totals = totals
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
-        self.warmup = WarmUp(config, self.device)
+        self.warmup = WarmUp(config, config.task.warmup_epochs, self.device)
         self.rate = self.warmup.rate  # a scalar that steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.new_host(config.env.slots).to(self.device)
@@ -66,8 +65,6 @@ class HostTraining:
         own_dropout(self.host, self.draws)
         guard_group_norm(self.host)
         self.sample = task.sample
-        self.calibration = task.calibration_inputs() if config.env.recalibrate else None
-        """Inputs for estimating BatchNorm's statistics in counterfactuals; None without ``env.recalibrate``."""
         self.host.probe(self.sample)
         self.host_draws_globally = draws_globally(self.host, self.sample)
         self.global_seeds: set[str] = set()

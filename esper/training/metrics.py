@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.data.objective import Objective
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
 
@@ -39,28 +38,6 @@ class EpochMetrics:
     def add_training(self, stats: Tensor) -> None:
         """Adds the sums of one batch, float64 [5], as ``Objective.measure`` returns them."""
         accumulate_(self.accumulators, self.place, stats)
-
-    def zero_validation(self, count: int) -> None:
-        """Zeroes the sums of the first ``count`` configurations; results of samples are overwritten anyway."""
-        self.stats(count).zero_()
-
-    def add_validation(
-        self,
-        objective: Objective,
-        configuration: int,
-        outputs: Tensor,
-        y: Tensor,
-        sample: int,
-    ) -> None:
-        """Adds a batch of one configuration, whose first sample has index ``sample`` in the split."""
-        objective.measure_into(
-            outputs,
-            y,
-            self.accumulators,
-            self.place,
-            1 + configuration,
-            sample,
-        )
 
     def stats(self, configurations: int) -> Tensor:
         """Returns the sums of the first K configurations, float64 [K, 5]."""

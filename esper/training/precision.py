@@ -82,11 +82,6 @@ class Arithmetic:
             return torch.bfloat16
         return torch.float32
 
-    @property
-    def overflows(self) -> bool:
-        """True if the loss is scaled, so that gradients may overflow."""
-        return self._scaler is not None
-
     def overflow_mask(self, finite: Tensor) -> Tensor | None:
         """Marks gradients, bool [...], that may be non-finite only because of the loss scale, not of the network.
 

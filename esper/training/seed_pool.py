@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from esper.core.blend import Seed
 from esper.core.site import Site
-from esper.ops.adamw import AdamW
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW
 from esper.training.shadow import ShadowBuffers
 
 

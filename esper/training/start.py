@@ -18,8 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from esper.config import ConfigError, TrainingConfig
-from esper.config.resolved import HostTrainingConfig
+from esper.config import ConfigError, HostTrainingConfig, TrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic
@@ -55,14 +54,8 @@ def give_starts(hosts: Sequence[HostTraining], executor: Executor) -> None:
     """
     starts = list(map(_untrained, hosts))
     files = list(map(_file_of, starts))
-    known = []
-    missing = []
-    for file, start in zip(files, starts, strict=True):
-        weights = _read(file, start.host)
-        known.append(weights)
-        if weights is None:
-            missing.append(start)
-
+    known = list(map(_read, files))
+    missing = [start for start, weights in zip(starts, known, strict=True) if weights is None]
     trained: list[Weights] = []
     if missing:
         first = missing[0]
@@ -88,20 +81,8 @@ def _untrained(host: HostTraining) -> HostTraining:
     if task.origin is None:
         raise ValueError(f"hosts of {task.name} do not start from trained ones")
     before = task.earlier or task
-    alone = replace(
-        before,
-        build_host=task.origin,
-        origin=None,
-        trained=False,
-        earlier=None,
-        transfer=None,
-        slots=None,
-    )
-    plain = {
-        "name": before.name,
-        "data": host.config.task.data,
-        "precision": host.arithmetic.precision,
-    }
+    alone = replace(before.from_new_weights(), build_host=task.origin, earlier=None, slots=None)
+    plain = {"name": before.name, "data": host.config.task.data, "precision": host.arithmetic.precision}
     config = TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()})
     episode = host.episode if is_held_out(host.run_seed) else 0
     return _host_for(
@@ -164,13 +145,7 @@ def _restarted(host: HostTraining, weights: Weights, restart: int) -> HostTraini
     """Returns a host like ``host`` that goes on from ``weights``, with half of its epochs and other batches."""
     length = math.ceil(host.config.env.episode_length / 2)
     config = host.config.with_values(env={"episode_length": length})
-    restarted = _host_for(
-        host.task,
-        config,
-        host.index,
-        host.run_seed,
-        host.episode + restart,
-    )
+    restarted = _host_for(host.task, config, host.index, host.run_seed, host.episode + restart)
     _load(restarted, weights)
     return restarted
 
@@ -213,12 +188,7 @@ def _load(training: HostTraining, weights: Weights) -> None:
     host = training.host
     task = training.task
     if task.transfer is not None and task.origin is not None:
-        seed = derive_seed(
-            training.run_seed,
-            training.index,
-            training.episode,
-            RngStream.HOST,
-        )
+        seed = derive_seed(training.run_seed, training.index, training.episode, RngStream.HOST)
         with seeded(seed):
             trained = task.origin().to(training.device)
             trained.probe(training.sample)
@@ -288,19 +258,12 @@ def _behaviour(start: HostTraining) -> list[Tensor]:
     return [*gradients, torch.tensor(_validated(start))]
 
 
-def _read(file: Path, host: Host) -> Weights | None:
-    """Returns the weights in ``file``; None if there are none, or none that fit."""
+def _read(file: Path) -> Weights | None:
+    """Returns the weights in ``file``; None if there are none."""
     try:
-        weights = safetensors.torch.load_file(file)
+        return safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError):
         return None
-    if _shapes(weights) != _shapes(_named(host)):
-        return None
-    return weights
-
-
-def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _write(file: Path, weights: Weights) -> None:

@@ -58,7 +58,7 @@ def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
     training.warmup.start_epoch(learning_rate(training), training.epoch)
     for name, rate in training.seed_rates.items():
         planted = training.planted_at.get(name, training.epoch)
-        rate.start_epoch(training.epoch - planted)
+        rate.start_epoch(0.0, training.epoch - planted)  # its schedule is the host's rate
 
     alphas = []
     targets = []

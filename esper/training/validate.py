@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.core.blend import blend
 from esper.core.place import Features
@@ -27,7 +26,6 @@ from esper.training.batches import upload
 from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
-from esper.training.shadow import ShadowBuffers, copied_buffers
 
 Configuration = tuple[float, ...]
 
@@ -63,33 +61,24 @@ def evaluate(
     training: HostTraining,
     split: Split,
     configurations: list[Configuration],
-    calibrate: Tensor | None = None,
     totals: EpochMetrics | None = None,
 ) -> Evaluation:
     """Evaluates the host on ``split`` in each distinct configuration, sharing common prefixes; no site is changed.
 
-    BatchNorm's statistics were gathered with the seeds on, which overstates a seed's contribution when it is switched
-    off. With inputs ``calibrate`` [n, ...], they are estimated on these for each configuration separately, and nothing
-    is shared. Results are written into ``totals``, which must have room for these configurations and samples; None
-    allocates new ones.
+    Results are written into ``totals``, which must have room for these configurations and samples; None allocates new
+    ones.
     """
     count = len(configurations)
     sums = totals or make_metrics(1, training.device, count, len(split), training.task.objective.dtype)[0]
-    sums.zero_validation(count)
+    sums.stats(count).zero_()  # the scores of samples are overwritten anyway
     upload(torch.tensor(configurations).view(count, len(training.sites)), training.tried[:count])
 
-    if calibrate is not None:
-        for number, configuration in enumerate(configurations):
-            with _calibrated(training, configuration, number, calibrate):
-                _evaluate_into(training, split, [configuration], sums, number, own_buffers=False)
-    else:
-        own_buffers = training.config.env.incubation == "shadow"
-        work = partial(_evaluate_into, training, split, configurations, sums, 0, own_buffers)
-        if totals is None or not split.in_memory:  # a captured pass would not read
-            work()
-        else:  # into the same memory each time
-            key = ("validation", id(split), _branching(configurations))
-            training.repeat(key, work)
+    work = partial(_evaluate_into, training, split, configurations, sums)
+    if totals is None or not split.in_memory:  # a captured pass would not read
+        work()
+    else:  # into the same memory each time
+        key = ("validation", id(split), _branching(configurations))
+        training.repeat(key, work)
     return Evaluation(sums.stats(count), sums.correct(count), training.task.points)
 
 
@@ -117,51 +106,20 @@ def _evaluate_into(
     split: Split,
     configurations: list[Configuration],
     totals: EpochMetrics,
-    first: int,
-    own_buffers: bool,
 ) -> None:
-    """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``tried``."""
-    alphas = training.tried[first : first + len(configurations)]  # [K, S]
-    tree = _Tree(training, configurations, alphas, own_buffers)
+    """Evaluates into the first rows of ``totals``, with the alphas in the same rows of ``tried``."""
+    alphas = training.tried[: len(configurations)]  # [K, S]
+    tree = _Tree(training, configurations, alphas)
     with _evaluating(training), training.arithmetic.casting():
+        objective = training.task.objective
+        objective = training.task.objective
         size = training.task.evaluation_batch
         for start in range(0, len(split), size):
             stop = start + size
             x = split.inputs(start, stop, training.arithmetic.image_dtype)
             y = split.y[start:stop]
-            for number, logits in enumerate(tree.walk(x), first):
-                totals.add_validation(training.task.objective, number, logits, y, start)
-
-
-@contextmanager
-def _calibrated(
-    training: HostTraining,
-    configuration: Configuration,
-    number: int,
-    x: Tensor,
-) -> Iterator[None]:
-    """Sets the BatchNorm statistics of the host and its seeds to those of inputs ``x`` in this configuration.
-
-    They are restored afterwards. The configuration's alphas are in row ``number`` of ``tried``.
-    """
-    seeds = training.seeds()
-    layers: list[_BatchNorm] = []
-    for network in (training.host, *seeds):
-        layers.extend(module for module in network.modules() if isinstance(module, _BatchNorm))
-    momenta = [layer.momentum for layer in layers]
-    tree = _Tree(training, [configuration], training.tried[number : number + 1], own_buffers=False)
-    with ShadowBuffers(training.host).in_place(), copied_buffers(seeds):
-        try:
-            with _evaluating(training):
-                for layer in layers:
-                    layer.momentum = 1.0  # the statistics of x replace the running ones
-                    layer.train()
-                with training.arithmetic.casting():
-                    tree.walk(x)
-        finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
-        yield
+            for number, logits in enumerate(tree.walk(x)):
+                objective.measure_into(logits, y, totals.accumulators, totals.place, 1 + number, start)
 
 
 @dataclass
@@ -172,8 +130,6 @@ class _Tree:
     configurations: list[Configuration]
     alphas: Tensor
     """Those of the configurations, which define the tree, [K, S] on the device."""
-    own_buffers: bool
-    """Whether incubating seeds use their own buffers."""
 
     @cached_property
     def vacant(self) -> set[int]:
@@ -240,8 +196,9 @@ class _Pass:
             return
         self.tried.add(site)
         self.track_finite = False
-        if self.tree.own_buffers:
-            self.trial.enter_context(self.tree.training.shadow_of(site).in_place())
+        training = self.tree.training
+        if training.config.env.incubation == "shadow":
+            self.trial.enter_context(training.shadow_of(site).in_place())
 
     def _at_site(self, number: int, arriving: Features) -> Tensor:
         """Goes on with the members that have the first one's alpha; the others branch off."""

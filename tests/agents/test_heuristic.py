@@ -3,7 +3,6 @@
 import pytest
 
 from esper.agents.heuristic import HeuristicController
-from esper.compare.comparison import compare_controllers
 from esper.config import TrainingConfig
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World
 
@@ -308,19 +307,3 @@ def test_the_heuristic_fills_every_slot(count: int) -> None:
             world.put(slot, S.FOSSILIZED, blueprint=1.0)
     assert sorted(planted) == sorted(slots)
     assert {world.stage(slot) for slot in slots} == {S.FOSSILIZED}
-
-
-def test_the_heuristic_improves_simulated_hosts_and_its_settings_are_those_of_the_config() -> (
-    None
-):
-    config = TrainingConfig.parse(
-        {"task": {"name": "planted"}, "env": {"n_envs": 8, "episode_length": 30}}
-    )
-    alone, grown = compare_controllers(config, ["none", "heuristic"], pairs=16)
-    assert grown.against(alone).interval.low > 0
-    strict = config.with_values(heuristic={"trial_errors": 100.0})
-    assert (
-        compare_controllers(strict, ["heuristic"], pairs=16)[0].fossils.max()
-        == 0
-        < grown.fossils.min()
-    )

@@ -23,27 +23,6 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)
 
 
-@pytest.mark.finding("M2")
-def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played_before() -> (
-    None
-):
-    """All controllers play one env, which gives the same results for the same actions."""
-    env = planted(2, horizon=3)
-
-    def made(name: str) -> PerEnvController:
-        return make_controller(name, "planted", env.action_spec, env.layout, 2, 7)
-
-    first = run(env, made("none"), 3)
-    for name in ("random", "heuristic", "schedule"):
-        observation, masks, _ = run(env, made(name), 3)[0]
-        np.testing.assert_array_equal(observation, first[0][0])
-        assert all(
-            np.array_equal(masks[head], mask) for head, mask in first[0][1].items()
-        )
-        for again, once in zip(run(env, made("none"), 3), first, strict=True):
-            np.testing.assert_array_equal(again[0], once[0])
-
-
 @pytest.mark.trap(27)
 @pytest.mark.parametrize(
     "name", ["random", "heuristic", "plateau", "none", "schedule", "plans"]

@@ -96,14 +96,6 @@ def test_a_seed_that_does_not_leave_incubation_makes_room_for_other_slots() -> N
     assert world.ask(controller)[:2] == ("GERMINATE", "r0c1")
 
 
-def test_its_patience_is_a_setting() -> None:
-    world = World()
-    world.profit[:] = 1.0
-    world.put("r0c1", S.TRAINING, age=60, epochs_in_stage=0.3)
-    assert world.ask(plans(world))[0] == "WAIT"
-    assert world.ask(plans(world, patience=0.2))[:2] == ("PRUNE", "r0c1")
-
-
 def test_how_long_a_seed_needs_is_a_setting() -> None:
     world = World()
     world.profit[:] = 1.0

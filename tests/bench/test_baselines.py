@@ -61,8 +61,6 @@ def test_both_sides_train_the_same_network(host: CNNHost, other: nn.Module) -> N
     ("variant", "optimizer"),
     [
         (Variant(plain=True), "sgd"),
-        (Variant(), "sgd"),
-        (Variant(BFLOAT16), "sgd"),
         (Variant(BFLOAT16), "adamw"),
     ],
 )
@@ -136,11 +134,6 @@ def test_threads_are_chosen_by_training(monkeypatch: pytest.MonkeyPatch) -> None
     before = torch.get_num_threads()
     epoch()
     assert torch.get_num_threads() == before
-
-
-def test_the_time_of_a_variant_is_that_of_its_steps() -> None:
-    hosts = TorchHosts(work(samples=32), Variant())
-    assert baselines.step_seconds(hosts) > 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,14 @@ CASE = Case(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "4x", "0x1", "4x-1", "4 x 1", "four", "4X8", "٤x1"]
+    "text",
+    [
+        "",
+        "4x",
+        "0x1",
+        "4 x 1",
+        "٤x1",
+    ],
 )
 def test_anything_but_positive_integers_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="for example 4x128x8"):
@@ -53,8 +60,3 @@ def test_sizes_depend_on_the_device_and_the_effort_unless_given(
     args: BenchArgs, expected: list[tuple[torch.device, tuple[int, ...]]]
 ) -> None:
     assert list(CASE.comparisons(args)) == expected
-
-
-def test_sizes_of_the_cpu_are_those_of_a_gpu_and_of_quick_runs_without_others() -> None:
-    found = list(Case("N", ((1,),), at).comparisons(QUICK))
-    assert found == [(CPU, (1,)), (CUDA, (1,))]

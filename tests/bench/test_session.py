@@ -16,7 +16,7 @@ from esper.bench.session import measured
 from tests.selection import slow_except
 
 
-@pytest.mark.parametrize("case", slow_except(["validate", "sgd"], sorted(CASES)))
+@pytest.mark.parametrize("case", slow_except(["sgd"], sorted(CASES)))
 def test_both_sides_of_a_case_run(case: str) -> None:
     args = BenchArgs(quick=True)
     with closing(load_case(case).comparisons(args)) as comparisons:  # type: ignore[type-var]

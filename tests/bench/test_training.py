@@ -103,6 +103,7 @@ def test_other_processes_can_make_the_hosts() -> None:
     assert made.parameter_count == load_task("digits").build_host().parameter_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [None, "adamw"])
 def test_both_sides_train_the_hosts_of_the_task(
     optimizer: None, monkeypatch: pytest.MonkeyPatch

@@ -278,11 +278,6 @@ def test_linear_layers_before_the_last_layer_are_adapted() -> None:
     assert size_of_rank(host) == (4 + 6) + (6 + 5)
 
 
-def test_a_transformer_has_four_in_a_block() -> None:
-    assert len(layers_to_adapt(small())[0]) == 2 * 4
-    assert size_of_rank(small()) == 2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8))
-
-
 def test_a_host_without_linear_layers_cannot_be_adapted() -> None:
     with pytest.raises(ConfigError, match="this host has none before its last layer"):
         layers_to_adapt(load_task("digits").build_host())

@@ -91,6 +91,7 @@ def equal_compute(found: ComparisonResult, name: str) -> bool:
     return close
 
 
+@pytest.mark.slow
 def test_from_new_weights_each_computes_as_much_as_the_grown_host(
     tmp_path: Path,
 ) -> None:

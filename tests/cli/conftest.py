@@ -33,17 +33,9 @@ TINY = (
     "--set",
     "env.baseline_episodes=1",
 )
-TWO_EPOCHS = [
-    "--envs",
-    "2",
-    "--episode-length",
-    "2",
-    "--set",
-    "task.samples_per_epoch=64",
-    "--set",
-    "env.baseline_episodes=1",
-]
+TWO_EPOCHS = (*TINY[2:5], "2", "--set", "task.samples_per_epoch=64", *TINY[-2:])
 """Options of a comparison of two hosts in training."""
+SIMULATED = ("--task", "planted", "--envs", "2", "--episode-length", "4")
 MINE = """
 from dataclasses import replace
 from esper.data.tasks import load_task

@@ -16,9 +16,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = demo.configuration
 
     def smaller(seed: int) -> TrainingConfig:
-        env = {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1}
+        env = {"n_envs": 2, "episode_length": 3, "baseline_episodes": 1}
         return whole(seed).with_values(
-            run={"rounds": 1}, env=env, task={"samples_per_epoch": 128}
+            run={"rounds": 1}, env=env, task={"samples_per_epoch": 64}
         )
 
     monkeypatch.setattr(demo, "configuration", smaller)

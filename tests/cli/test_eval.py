@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +11,9 @@ import pytest
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from tests.cli.conftest import MINE, TASK, Esper, executed
+from tests.cli.conftest import MINE, SIMULATED, TASK, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-RUN = (
-    *(
-        "run",
-        "--task",
-        "planted",
-        "--envs",
-        "4",
-        "--episode-length",
-        "4",
-        "--set",
-        "ppo.width=16",
-    ),
-    *("--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3"),
-)
-DIGITS = (
-    *(
-        "run",
-        "--envs",
-        "2",
-        "--episode-length",
-        "3",
-        "--rounds",
-        "1",
-        "--set",
-        "ppo.width=16",
-    ),
-    *(
-        "--set",
-        "task.samples_per_epoch=128",
-        "--set",
-        "env.baseline_episodes=1",
-        "--set",
-        "run.evaluation_pairs=2",
-    ),
-    *("--set", "ppo.practice_steps=256"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +21,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on simulated hosts."""
     from tests.run.run_helpers import learning, play
 
-    config = learning("planted", n_envs=4, rounds=2, evaluation_pairs=10)
+    config = learning("planted", rounds=2)
     return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
 
 
 def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
     esper: Esper, run: Path
 ) -> None:
-    found = esper("eval", str(run), "--json", "o.json", "--out", "out")
+    found = esper("eval", str(run), "--pairs", "3", "--json", "o.json", "--out", "out")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
     assert (
-        sum(line.startswith("comparing, round ") for line in lines) == 3 * 3
-    )  # arms, rounds of at most 4 hosts
-    assert (
-        "Committed hosts of planted after their last epoch: 10 pairs, seed 7" in lines
-    )
+        sum(line.startswith("comparing, round ") for line in lines) == 3 * 2
+    )  # arms, rounds of at most 2 hosts
+    assert "Committed hosts of planted after their last epoch: 3 pairs, seed 7" in lines
     assert Path("o.json").read_text() == Path("out/results.json").read_text()
     told = json.loads(Path("o.json").read_text())
     assert list(told["arms"]) == ["none", "greedy", "stochastic"]
@@ -123,18 +83,19 @@ def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(
     )
 
 
-@pytest.mark.slow
-def test_another_width_is_said(esper: Esper) -> None:
-    assert esper(*DIGITS, "--out", "mine").code == 0
-    found = esper("eval", "mine", "--width", "4", "--pairs", "1")
-    assert (found.code, found.err) == (0, "")
-    assert "1 pair, seed 0, width 4" in found.out
-
-
 def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(
     esper: Esper, run: Path
 ) -> None:
-    found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
+    found = esper(
+        "eval",
+        str(run),
+        "--pairs",
+        "2",
+        "--save",
+        "mine.safetensors",
+        "--json",
+        "o.json",
+    )
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
     assert (
@@ -146,7 +107,7 @@ def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(
     assert saved.facts is not None
     assert saved.facts.score is not None
     assert saved.facts.score["metrics"] == told["metrics"]
-    again = esper("eval", "mine.safetensors", "--json", "again.json")
+    again = esper("eval", "mine.safetensors", "--pairs", "2", "--json", "again.json")
     assert again.code == 0, again.err
     assert json.loads(Path("again.json").read_text())["metrics"] == told["metrics"]
     sizes = ("--envs", "2", "--episode-length", "4", "--rounds", "1")
@@ -168,30 +129,32 @@ def test_results_are_printed_even_if_they_cannot_be_written(
 
 
 @pytest.mark.finding("M12")
-@pytest.mark.parametrize(
-    "error",
-    [
-        SharedBatchError("a worker died"),
-        MemoryError("no more"),
-        OSError(5, "Input/output error"),
-    ],
-)
 def test_expected_errors_are_shown_without_a_traceback(
-    error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+    esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_arguments: object, **_names: object) -> None:
-        raise error
+        raise SharedBatchError("a worker died")
 
     monkeypatch.setattr("esper.compare.runner.play_round", breaks)
     found = esper("eval", str(run))
-    assert found.code == 1
-    assert found.err == f"Error: {error}\n"
+    assert (found.code, found.err) == (1, "Error: a worker died\n")
 
 
 @pytest.mark.slow
 def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
-    assert esper(*DIGITS, "--task", TASK, "--out", "mine").code == 0
+    small = (
+        "--envs",
+        "2",
+        "--episode-length",
+        "3",
+        "--rounds",
+        "1",
+        "--set",
+        "task.samples_per_epoch=128",
+    )
+    quick = ("--set", "run.evaluation_pairs=2", "--set", "ppo.practice_steps=256")
+    assert esper("run", *small, *quick, "--task", TASK, "--out", "mine").code == 0
     executed()
     refused = esper("eval", "mine", "--pairs", "1")
     assert refused.code == 2
@@ -216,22 +179,9 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "task": (("--task", "nope"), "unknown task 'nope'"),
     "pairs": (("--pairs", "0"), "run.evaluation_pairs"),
-    "pairs that are no number": (("--pairs", "many"), "--pairs"),
-    "seed": (("--seed", "-1"), "run.seed"),
-    "device": (("--device", "cuda:99"), "device 'cuda:99' is not available"),
     "width of simulated hosts": (("--width", "4"), "are simulated and have no width"),
-    "width that is no number": (("--width", "wide"), "--width"),
     "value": (("--set", "env.nope=1"), "unknown key env.nope"),
-    "value without a section": (("--set", "nope"), "SECTION.NAME=VALUE"),
-    "a section that is a value": (
-        ("--set", "run.seed=1", "--set", "run.seed.x=1"),
-        "run.seed",
-    ),
     "value without effect": (("--set", "ppo.width=8"), "ppo.width has no effect here"),
-    "controller": (
-        ("--set", "run.controller=none"),
-        "run.controller has no effect here",
-    ),
     "json in a folder that is not there": (
         ("--json", "no/o.json"),
         "--json no/o.json: give a new file",
@@ -251,10 +201,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "save over a file": (
         ("--save", "there.safetensors"),
         "there.safetensors: give a new file",
-    ),
-    "save in a folder that is not there": (
-        ("--save", "no/a.safetensors"),
-        "no/a.safetensors: give a new file",
     ),
 }
 
@@ -295,19 +241,19 @@ def test_a_controller_that_did_not_learn_is_refused(esper: Esper) -> None:
 
 
 def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
-    arguments = (
-        "--controller",
-        "random",
-        "--task",
-        "planted",
-        "--envs",
-        "2",
-        "--episode-length",
-        "3",
-        "--rounds",
-        "1",
+    assert (
+        esper(
+            "run",
+            *SIMULATED,
+            "--controller",
+            "random",
+            "--rounds",
+            "1",
+            "--out",
+            "mine",
+        ).code
+        == 0
     )
-    assert esper("run", *arguments, "--out", "mine").code == 0
     found = esper("eval", "mine")
     assert found.code == 2
     assert "its controller random does not learn" in found.err
@@ -324,60 +270,3 @@ def test_ctrl_c_ends_it(
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
     assert "To continue: esper compare --resume runs/eval-planted-" in found.out
-
-
-@pytest.mark.slow
-def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
-    """It plays in a run, a comparison and an evaluation, on hosts that are trained too little for a verdict."""
-    small = (
-        "--set",
-        "task.samples_per_epoch=128",
-        "--set",
-        "env.baseline_episodes=1",
-        "--set",
-        "env.episode_length=4",
-    )
-    run = esper(
-        "run",
-        "--controller",
-        "pretrained",
-        "--envs",
-        "2",
-        "--rounds",
-        "1",
-        *small,
-        "--out",
-        "mine",
-    )
-    assert run.code == 0, run.err
-    assert "Test accuracy of 2 hosts grown by pretrained: " in run.out
-    assert "--arm pretrained --arm heuristic" in run.out
-    compared = esper(
-        "compare",
-        *small,
-        "--arm",
-        "pretrained",
-        "--arm",
-        "none",
-        "--pairs",
-        "1",
-        "--out",
-        "both",
-    )
-    assert compared.code == 0, compared.err
-    evaluated = esper("eval", "pretrained", *small, "--pairs", "1")
-    assert evaluated.code == 0, evaluated.err
-    assert "pretrained learned on digits, " in evaluated.out
-    assert "pretrained" in esper("tasks").out
-
-
-def test_a_config_that_was_edited_is_refused_by_its_name(
-    esper: Esper, run: Path
-) -> None:
-    shutil.copytree(run, "mine")
-    Path("mine/config.toml").write_text("run = 3\n")
-    found = esper("eval", "mine")
-    assert found.code == 2
-    assert found.err.startswith(
-        "Error: mine/checkpoint.pt was written by a run with a different configuration than mine/config"
-    )

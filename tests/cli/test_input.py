@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import SIMULATED
 from tests.cli.input_helpers import Esper, refused
 
 TINY = ("--envs", "2", "--episode-length", "3", "--rounds", "1")
 SMALL = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1")
-QUICK = (*TINY, *SMALL, "--controller", "none", "--out", "mine")
+QUICK = (*SIMULATED, "--rounds", "1", "--controller", "none", "--out", "mine")
 GERMINATE = (
     '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
 )
@@ -24,10 +25,6 @@ RUN: dict[str, tuple[Any, ...]] = {
         ("--controller", "nope"),
         "unknown controller 'nope'",
         "plans, heuristic, plateau, random, none, plans:RUN, schedule",
-    ),
-    "controller with a tail": (
-        ("--controller", "none:x"),
-        "unknown controller 'none:x'",
     ),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
     "schedule that is missing": (
@@ -47,35 +44,16 @@ RUN: dict[str, tuple[Any, ...]] = {
         "run, task, env, reward, governor",
     ),
     "key": (("--set", "run.sed=1"), "unknown key run.sed", "seed, controller, rounds"),
-    "key of a subsection": (
-        ("--set", "env.gates.x=1"),
-        "unknown key env.gates.x",
-        "level",
-    ),
     "set without a value": (("--set", "run.seed"), "SECTION.NAME=VALUE", "'run.seed'"),
-    "set without a section": (("--set", "seed=1"), "SECTION.NAME=VALUE"),
-    "set with nothing behind the sign": (("--set", "run.seed="), "run.seed"),
-    "set through a value": (("--set", "run.seed.x=1"), "run.seed"),
-    "word for a number": (
-        ("--set", "task.batch_size=many"),
-        "task.batch_size",
-        "'many'",
-    ),
     "choice": (
         ("--set", "reward.mode=greedy"),
         "reward.mode",
         "'sparse', 'loss_shaped' or 'loss_sparse'",
     ),
-    "gate": (("--set", 'env.auto_advance=["G9"]'), "env.auto_advance", "G1"),
     "batch larger than an epoch": (
         ("--set", "task.batch_size=1000"),
         "task.batch_size is 1000",
         "997",
-    ),
-    "samples larger than the data": (
-        ("--set", "task.samples_per_epoch=998"),
-        "998",
-        "997 training samples",
     ),
     "samples smaller than the batch": (
         ("--set", "task.samples_per_epoch=63"),
@@ -106,12 +84,12 @@ RUN: dict[str, tuple[Any, ...]] = {
     "config that is a folder": (("--config", "."), "cannot be read"),
     "negative seed": (("--seed", "-1"), "run.seed", "-1"),
     "seed of more than 31 bits": (("--seed", str(2**31)), "run.seed", "less than"),
-    "seed of half": (("--seed", "0.5"), "--seed", "0.5"),
     "argument": (("more",), "more"),
     "option": (("--nope",), "--nope"),
 }
 
 
+@pytest.mark.trap(12)
 @pytest.mark.parametrize("case", RUN)
 def test_run_refuses(esper: Esper, case: str) -> None:
     arguments, *wanted = RUN[case]
@@ -119,15 +97,7 @@ def test_run_refuses(esper: Esper, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--envs", "0"),
-        ("--envs", "1.5"),
-        ("--episode-length", "-1"),
-        ("--episode-length", "nan"),
-        ("--rounds", "x"),
-        ("--rounds", ""),
-    ],
+    ("flag", "value"), [("--envs", "0"), ("--episode-length", "nan"), ("--rounds", "")]
 )
 def test_run_refuses_invalid_counts(esper: Esper, flag: str, value: str) -> None:
     refused(esper, ("run", *TINY, "--out", "mine", flag, value))
@@ -159,55 +129,27 @@ def test_a_config_file_is_refused(esper: Esper, case: str) -> None:
     refused(esper, ("run", "--config", "c.toml", *TINY, "--out", "mine"), *wanted)
 
 
-SCHEDULES = {
-    "blueprint": (GERMINATE.replace("norm", "nope"), "'nope'", "conv_light"),
-    "no blueprint": (
-        GERMINATE.replace('blueprint = "norm"\n', ""),
-        "blueprint",
-        "conv_light",
-    ),
-    "slot": (GERMINATE.replace("r0c0", "r9c0"), "'r9c0'", "r0c0, r0c1, r1c0"),
-    "op": (
-        GERMINATE.replace("GERMINATE", "GROW"),
-        "'GROW'",
-        "GERMINATE, SET_ALPHA_TARGET",
-    ),
-    "key": (GERMINATE + "colour = 1\n", "colour", "known keys", "alpha_curve"),
-    "missing key": (GERMINATE.replace("epoch = 0\n", ""), "epoch", "known keys"),
-    "epoch": (GERMINATE.replace("epoch = 0", "epoch = -1"), "epoch"),
-    "epoch that is no number": (GERMINATE.replace("epoch = 0", "epoch = nan"), "epoch"),
-    "tempo": (GERMINATE + "tempo = 4\n", "tempo 4", "3, 5, 8"),
-    "target": (GERMINATE + "alpha_target = nan\n", "alpha_target nan", "0.5, 0.7, 1.0"),
-    "style": (GERMINATE + 'style = "X"\n', "style 'X'", "LINEAR_ADD"),
-    "another table": (GERMINATE.replace("action", "actions"), "[[action]]"),
-    "numbers for tables": ("action = [1, 2]\n", "a.toml"),
-    "a value for tables": ("action = 1\n", "[[action]]"),
-    "nothing": ("", "[[action]]"),
-    "not TOML": ("[[action\n", "a.toml", "line 1"),
-    "not text": ("\xff\xfe", "a.toml"),
-}
-
-
-@pytest.mark.parametrize("case", SCHEDULES)
-def test_a_schedule_is_refused(esper: Esper, case: str) -> None:
-    text, *wanted = SCHEDULES[case]
-    Path("a.toml").write_text(text, encoding="latin-1")
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (GERMINATE, ["'norm'", "moss"]),
+        (GERMINATE.replace("norm", "moss") + "tempo = 4\n", ["tempo 4", "3, 5, 8"]),
+        ("[[action\n", ["a.toml", "line 1"]),
+        ("", ["[[action]]"]),
+    ],
+    ids=["blueprint", "tempo", "not TOML", "nothing"],
+)
+def test_a_schedule_is_refused(esper: Esper, text: str, wanted: list[str]) -> None:
+    """The file is not called a config file, because both --config and schedule:FILE name files."""
+    Path("a.toml").write_text(text)
     refused(
         esper,
-        ("run", *TINY, "--controller", "schedule:a.toml", "--out", "mine"),
+        ("run", *SIMULATED, "--controller", "schedule:a.toml", "--out", "mine"),
         *wanted,
     )
-
-
-@pytest.mark.parametrize(
-    "case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"]
-)
-def test_the_message_about_a_schedule_names_the_file(esper: Esper, case: str) -> None:
-    """It is not called a config file, because both --config and schedule:FILE name files."""
-    Path("a.toml").write_text(SCHEDULES[case][0])
     said = refused(
         esper,
-        ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"),
+        ("compare", *SIMULATED, "--arm", "none", "--arm", "schedule:a.toml"),
         "a.toml",
     )
     assert "config file" not in said
@@ -236,15 +178,6 @@ def test_a_file_in_place_of_the_folder_is_refused(esper: Esper) -> None:
     Path("mine").write_text("dear diary")
     refused(esper, ("run", *QUICK), "mine", "--out")
     assert Path("mine").read_text() == "dear diary"
-
-
-def test_a_folder_below_a_file_is_refused(esper: Esper) -> None:
-    Path("mine").write_text("dear diary")
-    refused(esper, ("run", *QUICK, "--out", "mine/below"), "mine")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(esper: Esper) -> None:
-    refused(esper, ("run", *QUICK, "--out", "/proc/esper/run"), "/proc/esper/run")
 
 
 @pytest.mark.parametrize(
@@ -282,26 +215,6 @@ COMPARE: dict[str, tuple[Any, ...]] = {
         "heuristic",
     ),
     "no pairs": (("--arm", "none", "--arm", "random", "--pairs", "0"), "--pairs", "0"),
-    "fewer than no pairs": (
-        ("--arm", "none", "--arm", "random", "--pairs", "-2"),
-        "--pairs",
-        "-2",
-    ),
-    "pairs that are no number": (
-        ("--arm", "none", "--arm", "random", "--pairs", "nan"),
-        "--pairs",
-        "nan",
-    ),
-    "task": (
-        ("--arm", "none", "--arm", "random", "--task", "nope"),
-        "unknown task 'nope'",
-        "digits",
-    ),
-    "device": (
-        ("--arm", "none", "--arm", "random", "--device", "cuda:99"),
-        "cuda:99",
-        "cpu",
-    ),
     "schedule": (
         ("--arm", "none", "--arm", "schedule:gone.toml"),
         "gone.toml does not exist",
@@ -310,8 +223,6 @@ COMPARE: dict[str, tuple[Any, ...]] = {
         ("--arm", "none", "--arm", "random", "--json", "no/o.json"),
         "no/o.json",
     ),
-    "seed": (("--arm", "none", "--arm", "random", "--seed", "-1"), "run.seed"),
-    "envs": (("--arm", "none", "--arm", "random", "--envs", "0"), "env.n_envs"),
 }
 
 

@@ -154,15 +154,15 @@ def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
 def test_only_a_run_with_the_values_that_were_given_is_continued(
     tmp_path: Path,
 ) -> None:
-    config = tiny(rounds=1, seed=7)
+    config = tiny(task="planted", seed=7)
     assert not is_run_of(tmp_path / "r", config)
     play(config, tmp_path / "r")
     assert is_run_of(tmp_path / "r", config)
-    assert not is_run_of(tmp_path / "r", tiny(rounds=1, seed=8))
+    assert not is_run_of(tmp_path / "r", tiny(task="planted", seed=8))
 
 
 def test_only_a_comparison_of_the_same_arms_is_continued(tmp_path: Path) -> None:
-    base = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 12}}
+    base = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 4}}
     arms = read_arms(("none", "random"), base)
     assert not is_comparison_of(tmp_path / "o", arms)
     ComparisonRun(arms, 2, tmp_path / "o").run()
@@ -282,8 +282,8 @@ def test_a_wrong_option_is_reported_once_in_spite_of_restarts(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_with_one_message(rank: int, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    rank = 1
     config_file(tmp_path, LONG)
     child = start(*TINY, "--processes", "2", folder=tmp_path)
     wait_for_round(tmp_path, 2, child)  # so the first one is saved
@@ -323,18 +323,6 @@ def test_a_signal_stops_all_ranks_at_the_end_of_the_step(
 
 
 @pytest.mark.slow
-def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
-    config_file(tmp_path, LONG)
-    child = start(*TINY, "--processes", "2", folder=tmp_path)
-    wait_for_round(tmp_path, 2, child)  # so the first one is saved
-    ranks = ranks_below(child.pid)
-    child.kill()
-    child.communicate(timeout=60)
-    assert gone(list(ranks.values()))
-    assert checkpoint.read(tmp_path / "r")["round"] >= 1
-
-
-@pytest.mark.slow
 def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(
     tmp_path: Path,
 ) -> None:
@@ -352,23 +340,6 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(
     _, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert re.findall("Error", err) == []
-    same_run(tmp_path / "alone", tmp_path / "r")
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
-    tmp_path: Path,
-) -> None:
-    play(tiny(rounds=2, seed=7), tmp_path / "alone")
-    config_file(tmp_path, 2)
-    child = start(*TINY, "--processes", "2", "--max-restarts", "1", folder=tmp_path)
-    while child.poll() is None and not (tmp_path / "r" / "config.toml").exists():
-        time.sleep(0.01)
-    os.kill(ranks_below(child.pid)[1], signal.SIGKILL)
-    assert not checkpoint.files(tmp_path / "r")
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err
-    assert "Error" not in err
     same_run(tmp_path / "alone", tmp_path / "r")
 
 
@@ -396,19 +367,6 @@ def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(
     )
     del one["environment"], two["environment"]
     assert one == two
-
-
-@pytest.mark.slow
-def test_several_processes_evaluate_as_one(tmp_path: Path) -> None:
-    play(learning(rounds=1), tmp_path / "r")
-    for name, spread in {"one": (), "two": ("--processes", "2")}.items():
-        child = start(
-            "eval", "r", "--pairs", "2", "--out", name, *spread, folder=tmp_path
-        )
-        assert child.wait(300) == 0
-    assert (tmp_path / "one/results.json").read_text() == (
-        tmp_path / "two/results.json"
-    ).read_text()
 
 
 @pytest.mark.parametrize(

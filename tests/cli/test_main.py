@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from esper import __version__
+from tests.cli.conftest import SIMULATED
 from tests.cli.input_helpers import Esper, refused
 from tests.selection import slow_except
 
@@ -63,20 +64,11 @@ def test_unknown_commands_are_refused(esper: Esper) -> None:
     refused(esper, ("reprot", "runs/a"), "no command 'reprot' (did you mean 'report'?)")
 
 
-def test_the_module_is_the_command(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "esper.cli.main", "tasks"],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0
-    assert "digits" in found.stdout
-
-
-def test_the_version_is_that_of_the_package(esper: Esper) -> None:
-    """It is read from the package, not from the metadata of an installed distribution."""
-    found = esper("--version")
-    assert (found.code, found.out) == (0, f"esper, version {__version__}\n")
+def test_the_module_is_the_command() -> None:
+    """The version is read from the package, not from the metadata of an installed distribution."""
+    command = [sys.executable, "-m", "esper.cli.main", "--version"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == f"esper, version {__version__}\n"
 
 
 LONG = "x" * 300
@@ -87,12 +79,9 @@ LONG = "x" * 300
     [
         ("run", "--out", LONG, "--task", "planted"),
         ("run", "--resume", LONG),
-        ("run", "--config", LONG),
         ("run", "--task", "planted", "--controller", f"schedule:{LONG}"),
-        ("run", "--task", "planted", "--controller", f"checkpoint:{LONG}"),
         ("run", "--task", f"{LONG}.py:f"),
         ("show", LONG),
-        ("report", LONG),
         ("eval", LONG),
         (
             "compare",
@@ -112,10 +101,8 @@ LONG = "x" * 300
 def test_a_path_that_cannot_be_looked_up_is_refused_in_one_sentence(
     esper: Esper,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     found = esper(*arguments)
     assert found.code == 2
     assert "Traceback" not in found.err
@@ -153,14 +140,12 @@ for command in {commands!r}:
 """Several commands in one process, each with its exit code."""
 
 
-@pytest.mark.parametrize(
-    "encoding", slow_except(["ascii"], ["ascii", "latin-1", "gbk"])
-)
+@pytest.mark.parametrize("encoding", slow_except(["ascii"], ["ascii", "gbk"]))
 def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(
     encoding: str, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    commands = (["tasks"], ["info"], ["show", str(tmp_path / "läufe – 実")])
+    commands = (["--help"], ["show", str(tmp_path / "läufe – 実")])
     script = PRINTING.format(commands=commands)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, env=environment
@@ -168,7 +153,6 @@ def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(
     lines = done.stdout.decode(encoding, "replace").splitlines()
     assert lines[0].startswith("5 ")
     assert [line for line in lines if line.startswith("code ")] == [
-        "code 0",
         "code 0",
         "code 2",
     ], done.stderr
@@ -178,20 +162,8 @@ def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(
 def test_runs_without_a_name_that_start_together_have_folders_of_their_own(
     esper: Esper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _form: "20260101-000000")
-    arguments = (
-        "--task",
-        "planted",
-        "--controller",
-        "none",
-        "--rounds",
-        "1",
-        "--envs",
-        "2",
-        "--episode-length",
-        "4",
-    )
+    arguments = (*SIMULATED, "--controller", "none", "--rounds", "1")
     for _ in range(2):
         assert esper("run", *arguments, "--set", "run.evaluation_pairs=2").code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import TINY
+from tests.cli.conftest import SIMULATED
 from tests.telemetry.sample_events import read_events
 
 
@@ -17,10 +17,12 @@ def test_without_out_the_folder_is_named_after_task_and_controller(
     (tmp_path / "late.toml").write_text(
         '[[action]]\nepoch = 2\nop = "PRUNE"\nslot = "r0c0"\n'
     )
-    found = esper("run", *TINY, "--rounds", "1", "--controller", "schedule:late.toml")
+    found = esper(
+        "run", *SIMULATED, "--rounds", "1", "--controller", "schedule:late.toml"
+    )
     assert found.code == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"digits-late-\d{8}-\d{6}", folder.name)
+    assert re.fullmatch(r"planted-late-\d{8}-\d{6}", folder.name)
     assert f"run folder: {Path('runs') / folder.name}" in found.out
 
 
@@ -34,7 +36,9 @@ def test_a_flag_wins_over_set_and_set_over_the_file(
         "run",
         "--config",
         "c.toml",
-        *TINY,
+        *SIMULATED,
+        "--controller",
+        "random",
         "--set",
         "env.n_envs=5",
         "--set",
@@ -48,4 +52,4 @@ def test_a_flag_wins_over_set_and_set_over_the_file(
         begin["seed"],
         begin["n_envs"],
         begin["episode_length"],
-    ) == (1, 4, 2, 3)
+    ) == (1, 4, 2, 4)

@@ -2,56 +2,53 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.run.run_helpers import play, tiny
+from tests.cli.conftest import Esper
+from tests.recorded import Recorded
+from tests.selection import slow_except
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "first"
-    play(tiny(), folder)
-    return folder
-
-
-def test_report_writes_a_page_and_says_where(
-    esper: Any, run: Path, tmp_path: Path
-) -> None:
-    found = esper("report", str(run))
+def test_show_prints_plain_lines_into_a_pipe(esper: Esper, recorded: Recorded) -> None:
+    found = esper("show", str(recorded.run))
     assert found.code == 0
-    assert found.out.startswith(str(run / "report.html"))
+    assert "finished: 3 rounds played and compared" in found.out
+    assert "\x1b" not in found.out
+    assert not [line for line in found.out.splitlines() if line != line.rstrip()]
+    assert esper("show", str(recorded.run), "--watch").out == found.out
+
+
+def test_report_writes_a_page_of_one_or_more_runs_and_says_where(
+    esper: Esper, recorded: Recorded
+) -> None:
+    run = Path("first")
+    shutil.copytree(recorded.run, run)
+    found = esper("report", "first")
+    assert found.code == 0
+    assert found.out.startswith("first/report.html")
     assert (run / "report.html").read_text().startswith("<!doctype html>")
-    assert esper("report", str(run), "--out", "mine.html").code == 0
-    assert (tmp_path / "mine.html").exists()
-
-
-def test_a_report_of_several_runs_is_written_to_the_working_directory(
-    esper: Any, run: Path, tmp_path: Path
-) -> None:
-    play(tiny(), tmp_path / "second")
-    found = esper("report", str(run), "second")
-    assert found.code == 0
-    assert "2 runs: first, second" in (tmp_path / "report.html").read_text()
+    assert esper("report", "first", str(recorded.run), "--out", "mine.html").code == 0
+    assert "2 runs: first, run" in Path("mine.html").read_text()
 
 
 @pytest.mark.parametrize("command", ["report", "show"])
 def test_a_folder_that_is_not_a_run_is_invalid_input(
-    esper: Any, run: Path, command: str
+    esper: Esper, recorded: Recorded, command: str
 ) -> None:
-    found = esper(command, str(run.parent))
+    found = esper(command, str(recorded.run.parent))
     assert found.code == 2
     assert "is not a run folder" in found.err
-    assert str(run) in found.err
+    assert str(recorded.run) in found.err
     assert esper(command).code == 2
 
 
 def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(
-    esper: Any, tmp_path: Path
+    esper: Esper, tmp_path: Path
 ) -> None:
     folder = tmp_path / "my comparison"
     folder.mkdir()
@@ -73,16 +70,17 @@ def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(
     assert f"is a comparison, not a run: esper report '{folder}'" in found.err
 
 
-def test_neither_imports_torch(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", slow_except(["show"], ["show", "report"]))
+def test_neither_imports_torch(
+    command: str, recorded: Recorded, tmp_path: Path
+) -> None:
+    shutil.copytree(recorded.run, tmp_path / "r")
     script = (
         "import sys\nfrom esper.cli.main import group\n"
-        f"group(['show', {str(run)!r}], standalone_mode=False)\n"
-        "print('show:', [name for name in ('torch', 'scipy', 'sklearn', 'matplotlib') if name in sys.modules])\n"
-        f"group(['report', {str(run)!r}, '--out', {str(tmp_path / 'r.html')!r}], standalone_mode=False)\n"
-        "print('report:', [name for name in ('torch', 'scipy', 'sklearn') if name in sys.modules])\n"
+        f"group([{command!r}, {str(tmp_path / 'r')!r}], standalone_mode=False)\n"
+        "print('heavy:', [name for name in ('torch', 'scipy', 'sklearn') if name in sys.modules])\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert "show: []\n" in found.stdout
-    assert found.stdout.endswith("report: []\n")
+    assert found.stdout.endswith("heavy: []\n")

@@ -13,6 +13,7 @@ from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
+from esper.run.rollout import Collector
 from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -32,10 +33,11 @@ def test_tasks_lists_all_without_loading_data(
         assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), (
             name
         )
-    assert len(TASKS) == 10
+    for name in (*BLUEPRINTS.names("cnn"), *NAMES):
+        assert name in found.out
 
 
-@pytest.mark.parametrize("task", ["cifar10", "fashion_mnist", "tinystories"])
+@pytest.mark.parametrize("task", ["cifar10"])
 def test_missing_data_is_a_message_and_nothing_is_started(
     esper: Esper, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,8 +99,6 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.run.rollout import Collector
-
     Path("mine.py").write_text(MINE)
     arguments = (
         "run",
@@ -107,22 +107,17 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
         "--controller",
         "random",
         "--rounds",
-        "2",
+        "1",
         "--out",
         "out",
-        *TWO_EPOCHS,
     )
-    play, calls = Collector.play, []
 
     def interrupted(self: Collector) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise OSError("the power went")
-        return play(self)
+        raise OSError("the power went")
 
     with monkeypatch.context() as patch:
         patch.setattr(Collector, "play", interrupted)
-        found = esper(*arguments)
+        found = esper(*arguments, *TWO_EPOCHS)
     assert found.code == 1
     assert f"esper run --resume out --task {TASK}" in found.err
     executed()
@@ -149,9 +144,3 @@ def test_a_users_config_may_name_a_users_task(esper: Esper) -> None:
     assert [
         folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()
     ] == [True]
-
-
-def test_tasks_lists_tasks_blueprints_and_controllers(esper: Esper) -> None:
-    out = esper("tasks").out
-    for name in ("digits", *BLUEPRINTS.names("cnn"), *NAMES):
-        assert name in out

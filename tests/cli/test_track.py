@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from esper.config import TrainingConfig, read_toml
-from tests.cli.conftest import TINY
+from tests.cli.conftest import SIMULATED, Esper
 
-Esper = Callable[..., Any]
+RUN = (*SIMULATED, "--controller", "none", "--rounds", "1", "--out", "mine")
 
 
 def test_a_run_is_shown_in_tensorboard(esper: Esper, tmp_path: Any) -> None:
-    found = esper(
-        "run", *TINY, "--rounds", "1", "--out", "mine", "--track", "tensorboard"
-    )
+    found = esper("run", *RUN, "--track", "tensorboard")
     assert found.code == 0
     assert found.err == ""
     assert "Telemetry lost" not in found.out
@@ -38,7 +35,7 @@ def test_a_run_is_shown_in_tensorboard(esper: Esper, tmp_path: Any) -> None:
 def test_an_unknown_tracker_is_refused_with_those_that_are_known(
     given: tuple[str, ...], esper: Esper
 ) -> None:
-    found = esper("run", *TINY, "--out", "mine", *given)
+    found = esper("run", *RUN, *given)
     assert found.code == 2
     for name in ("track.to", "'tensorboard', 'wandb' or 'trackio'", "sacred"):
         assert name in found.err
@@ -53,9 +50,7 @@ def test_several_trackers_and_one_that_is_not_installed(
         )  # which Python treats as not installed
     found = esper(
         "run",
-        *TINY,
-        "--out",
-        "mine",
+        *RUN,
         "--track",
         "tensorboard",
         "--track",

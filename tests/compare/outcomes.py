@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 from rich.console import Console
 
-from esper.compare.analysis import analyse
+from esper.compare.analysis import METRICS, Metric, analyse
 from esper.compare.arms import Arm
 from esper.compare.comparison import ComparisonResult
 from esper.compare.runner import HostResult
@@ -26,7 +27,11 @@ def host(
 
 
 def outcome(
-    folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None
+    folder: Path,
+    gains: dict[str, float],
+    pairs: int = 10,
+    asked: int | None = None,
+    metrics: Sequence[Metric] = METRICS,
 ) -> ComparisonResult:
     """Arms that are better than the first by ``gains`` pp in every pair."""
     base = [80.0 + i / 3 for i in range(pairs)]
@@ -40,7 +45,12 @@ def outcome(
     arms = tuple(Arm(name, "random", TrainingConfig()) for name in gains)
     reference = next(iter(gains))
     return ComparisonResult(
-        arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder
+        arms,
+        reference,
+        asked or pairs,
+        hosts,
+        analyse(hosts, reference, metrics),
+        folder,
     )
 
 

@@ -13,32 +13,33 @@ from esper.env.no_growth import measure_baseline
 from esper.telemetry.event import ArmPlayed
 from tests.compare.arm_results import against
 from tests.compare.tiny_comparisons import compare, tiny
-from tests.selection import slow_except
 
-PLANT_ONLY = (
-    '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
-)
-INCUBATE = PLANT_ONLY + '[[action]]\nepoch = 1\nop = "ADVANCE"\nslot = "r0c0"\n'
-TOO_LATE = '[[action]]\nepoch = 999\nop = "PRUNE"\nslot = "r0c0"\n'
+INCUBATE = """
+[[action]]
+epoch = 0
+op = "GERMINATE"
+slot = "r0c0"
+blueprint = "conv_light"
+
+[[action]]
+epoch = 1
+op = "ADVANCE"
+slot = "r0c0"
+"""
 
 
 @pytest.mark.finding("M14")
-@pytest.mark.parametrize(
-    "text",
-    slow_except([INCUBATE], [TOO_LATE, PLANT_ONLY, INCUBATE]),
-    ids=["nothing", "planted", "incubated"],
-)
-def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
+def test_pairs_are_equal_across_arms(tmp_path: Path) -> None:
     """A schedule that blends nothing has the hosts of the arm that does nothing: all pairs tie exactly."""
-    (tmp_path / "s.toml").write_text(text)
+    (tmp_path / "s.toml").write_text(INCUBATE)
     name = f"schedule:{tmp_path / 's.toml'}"
-    arms, _ = compare(["none", name], 4)
+    arms, _ = compare(["none", name], 2, tiny("digits", 128))
     assert arms[name].accuracy.tolist() == arms["none"].accuracy.tolist()
     assert (
         len(set(arms["none"].accuracy.tolist())) > 1
-    )  # four different hosts, not one four times
+    )  # different hosts, not one twice
     (found,) = against(arms["none"], arms[name])
-    assert (found.pair.ties, found.pair.difference, found.adjusted_p) == (4, 0.0, 1.0)
+    assert (found.pair.ties, found.pair.difference, found.adjusted_p) == (2, 0.0, 1.0)
 
 
 @pytest.mark.finding("M14")
@@ -63,7 +64,11 @@ def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(
         return measure_baseline(task, config, executor, run_seed, *rest)
 
     monkeypatch.setattr("esper.env.vector_env.measure_baseline", counting)
-    compare(["none", "random", "heuristic"], 4, tiny().with_values(run={"seed": 5}))
+    compare(
+        ["none", "random"],
+        2,
+        tiny("digits", 64).with_values(run={"seed": 5}, env={"episode_length": 1}),
+    )
     assert measured == [5]
 
 

@@ -37,7 +37,7 @@ SCHEDULE = "\n".join(
 )
 PLANT_ONLY = SCHEDULE.partition("\n\n")[0]
 BASE: dict[str, Any] = {
-    "task": {"samples_per_epoch": 128},
+    "task": {"samples_per_epoch": 64},
     "env": {
         "n_envs": 2,
         "episode_length": 9,
@@ -152,6 +152,7 @@ def mine() -> Task:
     return replace(load_task("digits"), name="mine", build_host=lambda: of_width(4))
 
 
+@pytest.mark.slow
 def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) -> None:
     found = play(
         tmp_path, SCHEDULE, "static", "same-compute", "none", task=mine(), pairs=1

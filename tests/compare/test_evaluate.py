@@ -23,14 +23,14 @@ from tests.core_helpers import digits
 from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play
 
-PRACTISED = {"practice_steps": 512}
+PRACTISED = {"practice_steps": 32, "practice_envs": 4}
 """A run too short to learn anything, but in which seeds are planted."""
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
     """A run on digits, from the first host to the comparison on held-out ones."""
-    config = learning(rounds=1, evaluation_pairs=3, ppo=PRACTISED)
+    config = learning(rounds=1, evaluation_pairs=2, ppo=PRACTISED)
     return play(config, tmp_path_factory.mktemp("runs") / "r")[0]
 
 
@@ -62,22 +62,23 @@ def test_an_evaluation_equals_the_final_comparison_of_the_run(
     greedy = evaluated.metrics[0].comparisons["greedy"].pair
     assert list(evaluated.hosts) == ["none", "greedy", "stochastic"]
     assert greedy == replace(learned.comparison, name_a="greedy")
-    assert evaluated.pairs == 3
+    assert evaluated.pairs == 2
     assert [host.parameters for host in evaluated.hosts["none"]] == [
         learned.host_parameters
-    ] * 3
+    ] * 2
     ours = evaluated.hosts["greedy"]
     assert np.mean([host.parameters for host in ours]) == learned.grown_parameters
     assert np.mean([host.fossils for host in ours]) == learned.fossils
 
 
+@pytest.mark.slow
 def test_greedy_is_the_checkpoint_as_others_play_it(
     learned: RunSummary, evaluated: ComparisonResult
 ) -> None:
     config = find_policy(str(learned.folder)).config
     assert config is not None
     arms = compare_controllers(
-        config, [f"checkpoint:{learned.folder}", "none"], pairs=3
+        config, [f"checkpoint:{learned.folder}", "none"], pairs=2
     )
     for theirs, ours in zip(arms, ("greedy", "none"), strict=True):
         assert theirs.accuracy.tolist() == accuracy(evaluated, ours)
@@ -120,10 +121,16 @@ def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -
     assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
 
 
+@pytest.mark.slow
 def test_hosts_of_another_width_are_played_and_resumed(
     learned: RunSummary, tmp_path: Path
 ) -> None:
-    comparison = evaluate_controller(str(learned.folder), tmp_path / "o", width=5)
+    comparison = evaluate_controller(
+        str(learned.folder),
+        tmp_path / "o",
+        width=5,
+        changes={"run": {"evaluation_pairs": 1}},
+    )
     found = comparison.run()
     own = find_policy(str(learned.folder)).config
     assert own is not None
@@ -176,15 +183,12 @@ def test_two_ranks_evaluate_what_one_process_does(
     assert repr(spread.hosts) == repr(alone.hosts)
 
 
-@pytest.mark.parametrize("width", [0, -1])
-def test_a_width_that_cannot_be_is_refused(
-    width: int, learned: RunSummary, tmp_path: Path
-) -> None:
+def test_a_width_that_cannot_be_is_refused(learned: RunSummary, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=f"this task's host cannot have width {width}: give 1 or more; it has 3",
+        match="this task's host cannot have width 0: give 1 or more; it has 3",
     ):
-        evaluate(str(learned.folder), tmp_path / "o", width=width)
+        evaluate(str(learned.folder), tmp_path / "o", width=0)
 
 
 def test_hosts_without_a_width_are_refused(
@@ -259,22 +263,6 @@ def test_a_policy_plays_another_task_with_unknown_blueprints(
     ]
 
 
-def test_a_task_that_is_given_is_played(learned: RunSummary, tmp_path: Path) -> None:
-    base = digits()
-    small = {
-        "run": {"evaluation_pairs": 1},
-        "env": {"episode_length": 2},
-        "task": {"samples_per_epoch": 64},
-    }
-    found = evaluate(
-        str(learned.folder),
-        tmp_path / "o",
-        task=replace(base, name="mine"),
-        changes=small,
-    )
-    assert found.task == "mine"
-
-
 @pytest.mark.parametrize("form", ["folder", "checkpoint", "prefix", "file"])
 def test_all_names_of_a_run_mean_the_same(
     form: str, simulated: Path, tmp_path: Path
@@ -318,28 +306,6 @@ def test_a_checkpoint_outside_its_folder_needs_a_task(
         evaluate(str(lone), tmp_path / "p", task="planted", changes=small, explore=1)
 
 
-def test_a_run_that_played_a_saved_policy_can_be_evaluated(
-    simulated: Path, tmp_path: Path
-) -> None:
-    config = learning(
-        "planted",
-        n_envs=4,
-        rounds=1,
-        controller=f"checkpoint:{simulated}",
-        evaluation_pairs=2,
-    )
-    played = play(config, tmp_path / "played")[0].folder
-    found = find_policy(str(played))
-    assert found.origin == f"played as checkpoint:{simulated} on planted"
-    assert evaluate(found, tmp_path / "o").pairs == 2
-
-
-@pytest.mark.parametrize("name", ["gone", "gone.safetensors", "gone/checkpoint.pt"])
-def test_a_missing_policy_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"(no checkpoint|no policy) at {name}"):
-        evaluate(name, tmp_path / "o")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -360,11 +326,6 @@ def test_a_value_that_is_wrong_or_without_effect_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         evaluate(str(simulated), tmp_path / "o", changes=changes)
-
-
-def test_a_task_that_is_not_known_is_refused(simulated: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown task 'nope'; known: digits"):
-        evaluate(str(simulated), tmp_path / "o", task="nope")
 
 
 def test_user_code_runs_only_if_it_is_named() -> None:
@@ -389,7 +350,7 @@ def test_the_score_has_all_but_the_hosts(evaluated: ComparisonResult) -> None:
         "digits",
         None,
         7,
-        3,
+        2,
     )
     assert score["metrics"][0] == evaluated.metrics[0].plain()
     assert {"arms", "environment"} == set(evaluated.plain()) - set(score)

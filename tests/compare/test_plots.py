@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from esper.compare.plots import draw_differences, draw_pairs, short
@@ -19,6 +20,7 @@ def dark(file: Path) -> float:
     return float((np.asarray(Image.open(file).convert("L")) < 250).mean())
 
 
+@pytest.mark.slow
 def test_plots_are_written_and_are_not_blank(tmp_path: Path) -> None:
     text = printed(
         outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}), plots=True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from random import Random
 
 import numpy as np
 import pytest
@@ -39,18 +38,13 @@ def brute_force_p(values: list[float]) -> float:
 # --- sign-flip test
 
 
-@pytest.mark.parametrize("n", range(1, 11))
+@pytest.mark.parametrize("n", [1, 2, 10])
 def test_sign_flip_equals_brute_force(n: int) -> None:
     values = np.random.default_rng(n).normal(0.5, 1, n).tolist()
     assert sign_flip_test(values) == brute_force_p(values)
 
 
-def test_sign_flip_with_ties_and_zeros_equals_brute_force() -> None:
-    values = [0.1, 0.2, -0.3, 0.0, 0.3, 0.3, 0.0]
-    assert sign_flip_test(values) == brute_force_p(values)
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_sign_flip_counts_ties_of_accuracies_that_rounding_hides(seed: int) -> None:
     """Accuracies on 360 images differ by multiples of 100 / 360, so sign assignments often have equal sums."""
     correct = np.random.default_rng(seed).integers(300, 320, (2, 9))
@@ -82,40 +76,6 @@ def test_sampled_sign_flips_agree_with_enumeration() -> None:
     )
 
 
-@pytest.mark.parametrize("n", [12, 24], ids=["exact", "sampled"])
-def test_p_is_uniform_under_the_null(n: int) -> None:
-    rng = np.random.default_rng(11)
-    ps = np.array(
-        [sign_flip_test(rng.normal(0, 2, n), resamples=400, seed=k) for k in range(600)]
-    )
-    for share in (0.05, 0.2, 0.5, 0.8):
-        assert (ps <= share).mean() == pytest.approx(
-            share, abs=4 * math.sqrt(share * (1 - share) / 600)
-        )
-
-
-@settings(deadline=None)
-@given(DIFFERENCES)
-def test_p_is_symmetric_and_in_range(values: list[float]) -> None:
-    p = sign_flip_test(values, resamples=200)
-    assert p == sign_flip_test([-value for value in values], resamples=200)
-    lowest = 2.0 ** (1 - len(values)) if len(values) <= 16 else 1 / 201
-    assert lowest <= p <= 1
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(-800, 800), min_size=1, max_size=10),
-    st.randoms(use_true_random=False),
-)
-def test_exact_p_does_not_depend_on_the_order_of_pairs(
-    values: list[int], random: Random
-) -> None:
-    shuffled = list(values)
-    random.shuffle(shuffled)
-    assert sign_flip_test(shuffled) == sign_flip_test(values)
-
-
 # --- interval of the mean
 
 
@@ -134,17 +94,16 @@ def test_interval_matches_the_enumerated_bootstrap() -> None:
     assert (means >= interval.high - 1e-9).mean() >= tail - tolerance
 
 
-@pytest.mark.parametrize("n", [10, 30])
-@pytest.mark.parametrize("level", [0.8, 0.95])
+@pytest.mark.parametrize(("n", "level"), [(10, 0.95), (30, 0.8)])
 def test_interval_coverage_is_near_nominal(n: int, level: float) -> None:
     rng = np.random.default_rng(n)
-    trials = 1000
+    trials = 500
     covered = 0
     for k in range(trials):
         covered += not bootstrap_interval(
             rng.normal(1.5, 3, n), level=level, resamples=600, seed=k
         ).excludes(1.5)
-    # Four standard errors below nominal at level 0.95 are 2.8 pp: the plain percentiles' 90 % at n = 10 would fail.
+    # Four standard errors below nominal at level 0.95 are 3.9 pp: the plain percentiles' 90 % at n = 10 would fail.
     assert covered / trials == pytest.approx(
         level, abs=4 * math.sqrt(level * (1 - level) / trials)
     )
@@ -160,40 +119,12 @@ def test_interval_of_equal_differences_is_that_point(value: float) -> None:
     assert bootstrap_interval([value] * 12) == ConfidenceInterval(value, value)
 
 
-def test_a_wider_level_gives_a_wider_interval() -> None:
-    values = np.random.default_rng(1).normal(0, 1, 15)
-    narrow, wide = (bootstrap_interval(values, level=level) for level in (0.8, 0.99))
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
 def test_resampling_is_by_seed() -> None:
     values = np.random.default_rng(2).normal(0, 1, 25)
     assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
     assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
     assert sign_flip_test(values, seed=3) == sign_flip_test(values, seed=3)
     assert sign_flip_test(values, seed=3) != sign_flip_test(values, seed=4)
-
-
-@settings(deadline=None)
-@given(st.lists(ACCURACIES, min_size=2, max_size=20))
-def test_interval_is_ordered_and_inside_the_data(values: list[float]) -> None:
-    low, high = bootstrap_interval(values, resamples=200)
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
-
-
-@settings(deadline=None)
-@given(st.lists(ACCURACIES, min_size=2, max_size=20))
-def test_interval_mirrors_with_the_sign(values: list[float]) -> None:
-    low, high = bootstrap_interval(values, resamples=200)
-    mirrored = bootstrap_interval([-value for value in values], resamples=200)
-    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
-
-
-def test_excludes_means_strictly_outside() -> None:
-    assert ConfidenceInterval(0.1, 2.0).excludes(0.0)
-    assert ConfidenceInterval(-2.0, -0.1).excludes(0.0)
-    assert not ConfidenceInterval(0.0, 2.0).excludes(0.0)
-    assert not ConfidenceInterval(-1.0, 2.0).excludes(0.0)
 
 
 # --- the comparison
@@ -220,13 +151,6 @@ def test_comparison_numbers() -> None:
     assert comparison.p_value == brute_force_p([2.0, 0.0, -1.0, 2.0])
     assert comparison.interval == bootstrap_interval([2.0, 0.0, -1.0, 2.0])
     assert 0 < comparison.mann_whitney_p <= 1
-
-
-def test_one_pair_has_no_spread() -> None:
-    comparison = compare_pairs([2.0], [1.0])
-    assert math.isnan(comparison.difference_std)
-    assert math.isnan(comparison.effect_size)
-    assert comparison.p_value == 1.0
 
 
 def test_equal_differences_have_exactly_zero_spread() -> None:
@@ -296,13 +220,13 @@ def test_a_winner_needs_p_and_interval_and_pairs() -> None:
 @pytest.mark.trap(28)
 def test_the_larger_average_is_no_winner_by_itself() -> None:
     rng = np.random.default_rng(28)
-    trials = 400
+    trials = 200
     named = 0
     for k in range(trials):
         a, b = rng.normal(
             80, 3, (2, 12)
         )  # two equal arms: one average is always the larger
-        named += compare_pairs(a, b, resamples=400, seed=k).winner() is not None
+        named += compare_pairs(a, b, resamples=200, seed=k).winner() is not None
     assert named / trials <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)
 
 
@@ -361,21 +285,10 @@ def test_unequal_lengths_are_refused() -> None:
 def test_values_that_are_not_finite_are_refused_with_their_index(bad: float) -> None:
     with pytest.raises(ValueError, match=r"b\[2\] is -?(nan|inf)"):
         compare_pairs([1.0, 2.0, 3.0], [1.0, 2.0, bad])
-    with pytest.raises(ValueError, match=r"values\[0\]"):
-        bootstrap_interval([bad, 1.0])
-    with pytest.raises(ValueError, match=r"differences\[1\]"):
-        sign_flip_test([1.0, bad])
 
 
-def test_empty_input_is_refused() -> None:
+def test_input_that_is_empty_or_of_two_dimensions_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         compare_pairs([], [])
-    with pytest.raises(ValueError, match="empty"):
-        bootstrap_interval([])
-    with pytest.raises(ValueError, match="empty"):
-        sign_flip_test([])
-
-
-def test_two_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match="one dimension"):
         sign_flip_test(np.zeros((3, 2)))

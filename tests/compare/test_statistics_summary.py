@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -17,7 +16,6 @@ from esper.compare.statistics import (
     compare_pairs,
     holm_adjusted,
     iqm,
-    sign_flip_test,
     summarise,
 )
 
@@ -30,15 +28,6 @@ def test_iqm_known_values() -> None:
     assert iqm([*range(10)]) == 4.5
     assert iqm([-1000.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 1000.0]) == 5.0
     assert iqm([[1.0, 2.0, 3.0, 100.0], [0.0, 0.0, 4.0, 4.0]]).tolist() == [2.5, 2.0]
-
-
-@settings(deadline=None)
-@given(VALUES)
-def test_iqm_lies_between_the_quartiles(values: list[float]) -> None:
-    ordered = sorted(values)
-    cut = len(values) // 4
-    kept = ordered[cut : len(values) - cut]
-    assert float(iqm(values)) == pytest.approx(math.fsum(kept) / len(kept))
 
 
 def test_the_bootstrap_agrees_with_scipys() -> None:
@@ -79,66 +68,41 @@ def test_a_summary_of_one_value_has_no_spread() -> None:
     assert math.isnan(found.std)
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(*[st.integers(-20, 20).map(float)] * 2), min_size=1, max_size=12)
-)
-def test_mann_whitney_u_counts_pairs(pairs: list[tuple[float, float]]) -> None:
-    a, b = ([*column] for column in zip(*pairs, strict=True))
-    above = sum(x > y for x in a for y in b)
-    same = sum(x == y for x in a for y in b)
-    found = compare_pairs(a, b, resamples=10)
-    assert found.mann_whitney_u == above + same / 2
-    assert 0 <= found.mann_whitney_p <= 1
-
-
 def test_mann_whitney_known_value() -> None:
     """Three against three, all above: 2 of the 20 ways to choose three of six are as extreme."""
     found = compare_pairs([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
     assert (found.mann_whitney_u, found.mann_whitney_p) == (9.0, pytest.approx(2 / 20))
 
 
-def test_the_sign_flip_test_is_scipys_permutation_test_of_one_sample() -> None:
-    values = np.random.default_rng(2).normal(0.4, 1, 9)
-    found = stats.permutation_test(
-        (values,),
-        lambda x, axis: x.mean(axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=np.inf,
-    )
-    assert sign_flip_test(values) == pytest.approx(found.pvalue)
-
-
 @pytest.mark.finding("M14")
 def test_under_the_null_a_difference_is_rarely_found() -> None:
-    """Four arms that differ from the reference by noise alone, ten pairs, 400 comparisons of this kind: any verdict at
+    """Four arms that differ from the reference by noise alone, ten pairs, 100 comparisons of this kind: any verdict at
     all is wrong, and Holm keeps the share of comparisons with one at 5 %."""
     rng, wrong = np.random.default_rng(5), 0
-    for number in range(400):
+    for number in range(100):
         hosts = rng.normal(85, 3, 10)  # shared by all arms of a pair
         reference = hosts + rng.normal(0, 1, 10)
         arms = [hosts + rng.normal(0, 1, 10) for _ in range(4)]
         pairs = [
-            compare_pairs(arm, reference, resamples=500, seed=number) for arm in arms
+            compare_pairs(arm, reference, resamples=200, seed=number) for arm in arms
         ]
         wrong += any(found.conclusive for found in corrected(pairs))
-    assert wrong / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert wrong / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
 @pytest.mark.finding("M14")
 def test_a_real_difference_is_found() -> None:
     """The test above would also pass if no difference were ever found."""
     rng, found = np.random.default_rng(6), 0
-    for number in range(100):
+    for number in range(50):
         hosts = rng.normal(85, 3, 10)
         pair = compare_pairs(
             hosts + 2 + rng.normal(0, 1, 10),
             hosts + rng.normal(0, 1, 10),
-            resamples=500,
+            resamples=200,
             seed=number,
         )
         found += (
             ArmComparison(pair, holm_adjusted([pair.p_value] * 4)[0]).word == "better"
         )
-    assert found >= 80
+    assert found >= 40

@@ -59,11 +59,11 @@ def test_the_interval_is_wider_than_that_of_hosts_if_trainings_differ() -> None:
 
 
 def test_five_seeds_cover_the_gain_of_training_and_their_hosts_alone_do_not() -> None:
-    trials, by_seed, by_host = 200, 0, 0
+    trials, by_seed, by_host = 100, 0, 0
     for number in range(trials):
         values = trained(5, 8, 1.0, 1.0, 1.0, seed=number)
         by_seed += not bootstrap_interval(
-            values, resamples=2000, train_seeds=5
+            values, resamples=1000, train_seeds=5
         ).excludes(1.0)
         by_host += not bootstrap_interval(values, resamples=500).excludes(1.0)
     assert by_seed >= 0.92 * trials

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from esper.compare.comparison import ArmResult, compare_controllers
 from esper.config import TrainingConfig
 from esper.telemetry.event import ArmPlayed
 
 
-def tiny(n_envs: int = 2, **env: Any) -> TrainingConfig:
-    """Hosts of four epochs on 256 images."""
+def tiny(task: str = "planted", samples: int | None = None) -> TrainingConfig:
     return TrainingConfig.parse(
         {
-            "task": {"samples_per_epoch": 256},
-            "env": {
-                "n_envs": n_envs,
-                "episode_length": 4,
-                "baseline_episodes": 1,
-                **env,
-            },
+            "task": {"name": task, "samples_per_epoch": samples},
+            "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
         }
     )
 

@@ -75,13 +75,6 @@ def test_g0_requires_a_blueprint_an_empty_slot_and_room(
     assert result.score == pytest.approx(1.0 if passed else 2 / 3)
 
 
-@LEVELS
-def test_g1_requires_a_germinated_seed(config: GateConfig) -> None:
-    result = answer(seed(S.GERMINATED, 0), config)
-    assert (result.gate, result.passed) == ("G1", True)
-    assert answer(seed(S.TRAINING, 9), config).gate == "G2"
-
-
 @pytest.mark.parametrize("stage", sorted(set(SeedStage) - set(GATES)))
 def test_a_stage_without_a_gate_has_no_score_and_no_explanation(
     stage: SeedStage,

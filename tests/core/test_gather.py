@@ -8,7 +8,7 @@ import pytest
 from esper.agents.controller import Controller
 from esper.agents.make import make_controller
 from esper.config import TrainingConfig
-from esper.core.gather import ERROR, MEAN, WORTH
+from esper.core.gather import MEAN, WORTH
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
@@ -133,24 +133,6 @@ def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
                 worth[2 * world], worth[2 * world + 1]
             )  # hosts of a world are alike
         assert (worth[0] != worth[2]).all()
-
-
-def test_a_resumed_env_shows_and_learns_the_same() -> None:
-    env, again = hosts(), hosts()
-    play_round(env, controller("plans", env))
-    env.reset()
-    for _ in range(5):
-        env.step(np.zeros((16, 8), dtype=np.int64))
-    observation, _ = again.load_state_dict(env.state_dict())
-    np.testing.assert_array_equal(observation, env._observe(env.prepare()))
-    for each in (env, again):
-        while not each.done.all():
-            each.step(np.zeros((16, 8), dtype=np.int64))
-    np.testing.assert_array_equal(
-        env.gatherer.experiences[0].worths.mean,
-        again.gatherer.experiences[0].worths.mean,
-    )
-    assert env.gatherer.seen[..., ERROR].min() > 0
 
 
 def test_the_gain_of_a_host_that_leans_on_a_seed_that_is_not_kept_is_left_out() -> None:

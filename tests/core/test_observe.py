@@ -152,7 +152,7 @@ def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
         measured: list[float] = []
         kept: list[float] = []
         world.step()
-        for _ in range(4):
+        for _ in range(2):
             for values in (measured, kept):
                 world.step()
                 values.append(world.slot("r0c0").interaction)

@@ -6,7 +6,7 @@ import pytest
 
 from esper.config import ConfigError, Durations, RewardConfig, TrainingConfig
 from esper.core.action import Op
-from esper.core.reward_modes import MODES, Reward
+from esper.core.reward_modes import Reward
 from esper.core.stage import SeedStage
 from tests.core.reward_helpers import DWELL, pay, state, transition
 
@@ -94,13 +94,6 @@ def test_the_stage_potential_is_the_sum_over_all_slots() -> None:
     )
 
 
-def test_the_contribution_potential_is_what_all_seeds_add() -> None:
-    after = state(accuracy=60.0, all_off=48.0)
-    assert pay(transition(after))["contribution_potential"] == pytest.approx(
-        0.995 * 0.05 * 12.0
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["contribution_potential", "loss_contribution_potential"]
 )
@@ -136,31 +129,6 @@ def test_the_cost_of_an_action_depends_on_its_outcome(
 ) -> None:
     paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
     assert paid == pytest.approx(-cost)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_pays_ten_for_a_rollback(mode: str) -> None:
-    assert pay(transition(state(), rolled_back=True), mode)["governor"] == -10
-    assert pay(transition(state()), mode)["governor"] == 0
-
-
-def test_advantage_is_the_change_of_the_lead_and_ends_with_what_is_kept() -> None:
-    before = state(accuracy=60.0, baseline=55.0)
-    after = state(accuracy=66.0, committed=58.0, baseline=57.0)
-    assert pay(transition(after, before), "advantage")["advantage"] == pytest.approx(
-        (9.0 - 5.0) / 10
-    )
-    assert pay(transition(after, before, terminated=True), "advantage")[
-        "advantage"
-    ] == pytest.approx((1.0 - 5.0) / 10)
-
-
-def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
-    after = state(committed=60.0, baseline=50.0, fossil_parameters=1385)
-    assert sum(pay(transition(after), "sparse").values()) == 0
-    assert sum(
-        pay(transition(after, terminated=True), "sparse").values()
-    ) == pytest.approx(1.0 - 0.1 * 0.5)
 
 
 def test_weights_of_terms_are_those_of_the_config() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from esper.config import RewardConfig
 from esper.core.action import Op
@@ -110,6 +109,7 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     paid = play(reward, episode, terminated=False)
     last = sum(
         float(POTENTIALS[name](episode[-1][0], reward.config, DWELL))
+        * getattr(reward.config, name)
         for name in reward.stored
     )
     assert float(reward.potential) == pytest.approx(last, abs=1e-12)
@@ -141,64 +141,3 @@ def test_the_outcome_is_paid_at_termination_only(
     assert {name: float(last[name]) for name in at_the_end} == {
         name: pytest.approx(want[name], abs=1e-12) for name in at_the_end
     }
-
-
-def random_state(random: np.random.Generator, n_envs: int) -> RewardState:
-    numbers = {name: random.uniform(0, 100, n_envs) for name in (*PERCENT, *LOSSES)}
-    return RewardState(
-        **numbers,
-        weighted_share=random.uniform(0, 1e4, n_envs),
-        fossil_parameters=random.integers(0, 3000, n_envs),
-        stage=random.choice(np.array(SeedStage), (n_envs, SLOTS)),
-        epochs_in_stage=random.integers(0, 40, (n_envs, SLOTS)),
-    )
-
-
-def one_env(state: RewardState, env: int) -> RewardState:
-    return RewardState(**{name: value[env] for name, value in vars(state).items()})
-
-
-@pytest.mark.trap(21)
-@pytest.mark.parametrize("mode", MODES)
-def test_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone(
-    mode: str,
-) -> None:
-    """Arrays of envs: ends, idle steps and resets of single envs, against a reward of one env each."""
-    random, n_envs, gamma = np.random.default_rng(5), 6, 0.97
-    together, alone = (
-        rewards(mode, gamma, n_envs),
-        [rewards(mode, gamma) for _ in range(n_envs)],
-    )
-    names = set(together.stored)
-    running = np.ones(n_envs, dtype=bool)
-    total, age, ended = np.zeros(n_envs), np.zeros(n_envs), 0
-    before = random_state(random, n_envs)
-    for _ in range(60):
-        restart: NDArray[np.bool_] = ~running & (random.random(n_envs) < 0.3)
-        together.reset(restart)
-        for env in np.flatnonzero(restart):
-            alone[env].reset()
-        running = running | restart
-        total[restart] = age[restart] = 0
-        after = random_state(random, n_envs)
-        outcome = {
-            "op": random.choice(np.array(Op), n_envs),
-            "succeeded": random.random(n_envs) < 0.8,
-            "rolled_back": random.random(n_envs) < 0.1,
-            "terminated": running & (random.random(n_envs) < 0.1),
-        }
-        paid = together.pay(transition(before, after, **outcome), running)
-        for env in range(n_envs):
-            own = {name: values[env] for name, values in outcome.items()}
-            step = transition(one_env(before, env), one_env(after, env), **own)
-            expected = (
-                alone[env].pay(step) if running[env] else dict.fromkeys(paid, 0.0)
-            )
-            assert {name: float(term[env]) for name, term in paid.items()} == expected
-        total += gamma**age * sum((paid[name] for name in names), np.zeros(n_envs))
-        age += running
-        np.testing.assert_allclose(total[outcome["terminated"]], 0.0, atol=1e-12)
-        ended += int(outcome["terminated"].sum())
-        running = running & ~outcome["terminated"]
-        before = after
-    assert ended > 5

@@ -27,17 +27,6 @@ def test_the_dimensions_are_named_in_their_order(
     assert words_of(topology, order) == words
 
 
-def test_the_inverse_of_an_order_undoes_it() -> None:
-    x = torch.zeros(2, 3, 4, 5)
-    for order in ((0, 3, 1, 2), (2, 0, 1, 3), ()):
-        assert (
-            x.permute(order or (0, 1, 2, 3))
-            .permute(inverse(order) or (0, 1, 2, 3))
-            .shape
-            == x.shape
-        )
-
-
 @pytest.mark.parametrize("topology", SPATIAL)
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_seeds_of_every_spatial_topology_keep_shapes_and_have_the_parameters_that_they_state(

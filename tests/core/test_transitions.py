@@ -10,8 +10,6 @@ from esper.core import transitions
 from esper.core.slots import Slots
 from esper.core.stage import IllegalTransition, SeedStage
 from tests.core.grown import (
-    LINEAR,
-    column,
     every,
     germinate,
     grown,
@@ -198,41 +196,6 @@ def test_a_fossil_is_removed_by_a_rollback_only() -> None:
     assert slots.stage == S.PRUNED
     assert slots.blueprint == -1
     assert slots.alpha == 0
-
-
-def test_seeds_at_every_stage_change_side_by_side() -> None:
-    """Each of several seeds in a host goes its own way; ``where`` keeps the others out."""
-    stages = [
-        S.GERMINATED,
-        S.TRAINING,
-        S.BLENDING,
-        S.HOLDING,
-        S.FOSSILIZED,
-        S.EMBARGOED,
-    ]
-    slots = made(
-        1,
-        len(stages),
-        stage=np.array([stages]),
-        tempo=3,
-        incubation_target=1.0,
-        blueprint=0,
-    )
-    held = slots.stage == S.HOLDING
-    slots.alpha[held] = slots.alpha_target[held] = 1.0
-    transitions.advance(slots, np.isin(slots.stage, [S.GERMINATED, S.TRAINING]))
-    transitions.prune(slots, held, column(3), column(LINEAR))
-    assert slots.stage.tolist() == [
-        [S.TRAINING, S.BLENDING, S.BLENDING, S.BLENDING, S.FOSSILIZED, S.EMBARGOED]
-    ]
-    assert slots.alpha.tolist() == [pytest.approx([0, 1 / 3, 0, 2 / 3, 0, 0])]
-    assert slots.fading.tolist() == [[False, False, False, True, False, False]]
-    for _ in range(2):
-        tick(slots, embargo=2)
-    assert slots.stage.tolist() == [
-        [S.TRAINING, S.BLENDING, S.BLENDING, S.PRUNED, S.FOSSILIZED, S.RESETTING]
-    ]
-    assert slots.alpha.tolist() == [[0, 1, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(

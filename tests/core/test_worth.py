@@ -1,13 +1,10 @@
 """Worths of seeds, inferred from gains, trials and contributions."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from esper.config import ExperienceConfig
-from esper.core import worth
 from esper.core.worth import Experience, prior_correlations
 
 SLOTS, BLUEPRINTS = ("r0c0", "r0c1"), ("oak", "ivy", "elm")
@@ -73,60 +70,6 @@ def test_many_episodes_reveal_the_worths_and_the_noise() -> None:
     assert found.worths.noise == pytest.approx(1.5, abs=0.15)
     assert found.episodes == 600
     np.testing.assert_array_equal(found.kept.reshape(SHAPE), kept.sum(axis=0))
-
-
-def test_the_posterior_is_that_of_bayesian_regression(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The scales are at their first guesses, so that only accuracies count, as in the textbook formula."""
-    monkeypatch.setattr(worth, "ITERATIONS", 1)
-    config = ExperienceConfig(worth_std=2.0, noise=1.5)
-    draw = np.random.default_rng(1)
-    kept, gains = plans(12, draw), draw.normal(2.0, 2.0, (12, 2))
-    found = Experience(SLOTS, BLUEPRINTS, config)
-    found.add(gains, kept, nothing(12), nothing(12))
-    x = np.concatenate((np.ones((12, 1)), kept.reshape(12, -1)), axis=1)
-    prior = np.zeros((7, 7))
-    prior[0, 0] = config.baseline_error**2
-    prior[1:, 1:] = 4.0 * prior_correlations(2, 3, config)
-    covariance = np.linalg.inv(np.linalg.inv(prior) + x.T @ x / 1.5**2)
-    mean = covariance @ x.T @ gains[:, 0] / 1.5**2
-    np.testing.assert_allclose(found.worths.mean.ravel(), mean[1:], atol=1e-5)
-    np.testing.assert_allclose(
-        found.worths.error.ravel(), np.sqrt(np.diag(covariance)[1:]), atol=1e-5
-    )
-
-
-def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
-    """They distinguish seeds of one slot, since each slot has its own offset."""
-    draw = np.random.default_rng(2)
-    true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
-    kept = plans(60, draw)
-    gains = (kept * true).sum(axis=(1, 2)) + draw.normal(0, 3.0, 60)
-    alone, telling, idle = experience(), experience(), experience()
-    alone.add(both(gains), kept, nothing(60), nothing(60))
-    telling.add(
-        both(gains),
-        kept,
-        np.where(kept, 0.5 * true + draw.normal(2, 0.3, kept.shape), np.nan),
-        nothing(60),
-    )
-    idle.add(
-        both(gains),
-        kept,
-        np.where(kept, draw.normal(0, 3.0, kept.shape), np.nan),
-        nothing(60),
-    )
-
-    def miss(found: Experience) -> float:
-        return float(np.abs(WITHIN @ (found.worths.mean - true).ravel()).mean())
-
-    def error(found: Experience) -> float:
-        return float(np.linalg.norm(WITHIN @ found.worths.root, axis=1).mean())
-
-    assert error(telling) < 0.5 * error(alone)
-    assert miss(telling) < 0.5 * miss(alone)
-    assert error(idle) > 0.85 * error(alone)
 
 
 def dense_reference(
@@ -278,52 +221,6 @@ def test_the_estimates_are_those_of_expectation_maximisation_over_all_measuremen
     )
 
 
-def learned(
-    episodes: int, by_loss: Callable[[np.ndarray, np.random.Generator], np.ndarray]
-) -> tuple[float, ...]:
-    """Learned differences of worths over 20 worlds, in which the gains by the loss are ``by_loss`` of the true gains.
-
-    Returns the mean error, the mean error by the posterior, and the slope of estimates over the truth.
-    """
-    misses, errors, slopes = [], [], []
-    for seed in range(20):
-        draw = np.random.default_rng(seed)
-        true, kept = draw.normal(0, 2.0, SHAPE), plans(episodes, draw)
-        gains = (kept * true).sum(axis=(1, 2))
-        found = experience()
-        measured = np.stack(
-            (gains + draw.normal(0, 2.0, episodes), by_loss(gains, draw)), axis=1
-        )
-        found.add(measured, kept, nothing(episodes), nothing(episodes))
-        estimate, truth = WITHIN @ found.worths.mean.ravel(), WITHIN @ true.ravel()
-        misses.append(np.abs(estimate - truth).mean())
-        errors.append(np.linalg.norm(WITHIN @ found.worths.root, axis=1).mean())
-        slopes.append(estimate @ truth / (truth @ truth))
-    return float(np.mean(misses)), float(np.mean(errors)), float(np.mean(slopes))
-
-
-def test_a_loss_that_follows_the_gains_sharpens_the_worths_and_another_one_does_no_harm() -> (
-    None
-):
-    telling = learned(60, lambda gains, draw: 0.7 * gains + draw.normal(0, 0.4, 60))
-    idle = learned(60, lambda gains, draw: draw.normal(0, 2.0, 60))
-    blurred = learned(60, lambda gains, draw: gains + draw.normal(0, 200.0, 60))
-    assert telling[0] < 0.6 * blurred[0]
-    assert telling[1] < 0.7 * blurred[1]
-    assert idle[0] < 1.1 * blurred[0]
-
-
-@pytest.mark.parametrize("slope", [0.4, 2.5, 0.0])
-def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(
-    slope: float,
-) -> None:
-    found = learned(
-        600,
-        lambda gains, draw: slope * gains + draw.normal(0, 0.4 if slope else 0.01, 600),
-    )
-    assert found[2] == pytest.approx(1.0, abs=0.05)
-
-
 def test_a_loss_that_repeats_the_accuracy_counts_once() -> None:
     """On simulated hosts the difference of both gains has no noise, and must not count. If nearly all
     episodes have the same plan, the slope of the loss is not known exactly."""
@@ -345,25 +242,6 @@ def test_a_loss_that_repeats_the_accuracy_counts_once() -> None:
     )
 
 
-def test_worths_add_up_to_the_gains_where_a_slot_is_planted_in_every_episode() -> None:
-    """Hosts lean on the seeds of the first slot by 60 pp, and gain 2 pp by them."""
-    draw = np.random.default_rng(9)
-    true = np.array([[2.0, 1.5, 1.0], [0.5, 0.0, -0.5]])
-    kept = plans(160, draw)
-    leant_on = np.where(
-        kept, draw.normal([[60.0], [2.0]], [[15.0], [1.0]], kept.shape), np.nan
-    )
-    found = experience()
-    found.add(
-        both((kept * true).sum(axis=(1, 2)) + draw.normal(0, 1.0, 160)),
-        kept,
-        nothing(160),
-        leant_on,
-    )
-    np.testing.assert_allclose(found.worths.mean, true, atol=0.9)
-    assert found.worths.scale < 3
-
-
 def test_a_gain_without_information_leaves_the_measurements_of_its_seeds() -> None:
     draw = np.random.default_rng(8)
     kept, trials = plans(4, draw), draw.normal(size=(4, *SHAPE))
@@ -382,21 +260,6 @@ def test_a_large_gain_counts_in_full_and_a_large_loss_does_not() -> None:
     found = experience(max_loss=10.0)
     found.add(np.array([[18.0, 12.0], [-40.0, -11.0]]), kept, nothing(2), nothing(2))
     assert found.moments[:, 0].tolist() == [18.0 - 10.0, 12.0 - 10.0]
-
-
-def test_draws_have_the_mean_and_the_errors_of_the_posterior() -> None:
-    draw = np.random.default_rng(4)
-    found = experience()
-    kept = plans(30, draw)
-    found.add(
-        both(kept[:, 0, 0] * 4.0 + draw.normal(0, 1, 30)),
-        kept,
-        nothing(30),
-        nothing(30),
-    )
-    draws = np.array([found.worths.draw(draw.standard_normal(6)) for _ in range(4000)])
-    np.testing.assert_allclose(draws.mean(axis=0), found.worths.mean, atol=0.15)
-    np.testing.assert_allclose(draws.std(axis=0), found.worths.error, rtol=0.06)
 
 
 def test_a_saved_experience_is_restored_and_one_of_other_hosts_is_refused() -> None:

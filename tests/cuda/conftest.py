@@ -15,7 +15,6 @@ from esper.ops import _native
 from tests.emulation.build import build
 from tests.emulation.device import GPU, SANITIZERS, SEEDS, Emulator, KernelDevice
 
-MANY = 4
 _EMULATED = [pytest.param(seed, id=f"emulated-{seed}") for seed in SEEDS]
 _ON_GPU = (
     [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)]
@@ -42,8 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def take_seeds_in_turn(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that has many, neighbours run with another seed each, and with the others in the slow
-    suite."""
+    """Neighbouring cases of a test run with another seed each, and with the others in the slow suite."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -51,9 +49,8 @@ def take_seeds_in_turn(items: list[pytest.Item]) -> None:
         if item.path.parent == Path(__file__).parent and seed in SEEDS:
             cases.setdefault((item.nodeid.partition("[")[0], seed), []).append(item)
     for (_, seed), found in cases.items():
-        if len(found) >= MANY:
-            for item in found[SEEDS.index(seed) :: len(SEEDS)]:
-                item.add_marker(pytest.mark.slow)
+        for item in found[SEEDS.index(seed) :: len(SEEDS)]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

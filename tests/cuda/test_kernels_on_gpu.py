@@ -8,17 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
-from esper.ops.optimizer import step_all
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW, step_all
 from esper.ops.stage_batch import normalisation_table, stage_images
-from tests.cuda.test_cross_entropy import (
-    assert_equals_twin as assert_equals_cross_entropy_twin,
-)
-from tests.cuda.test_cross_entropy import sample
 from tests.emulation.device import GPU
 from tests.ops.norm_relu_pool_cases import (
     DTYPES,
@@ -27,6 +21,10 @@ from tests.ops.norm_relu_pool_cases import (
     by_operator,
     case,
 )
+from tests.ops.test_cross_entropy import (
+    assert_equals_twin as assert_equals_cross_entropy_twin,
+)
+from tests.ops.test_cross_entropy import sample
 
 pytestmark = pytest.mark.cuda
 
@@ -64,7 +62,7 @@ def captured(
 
 @pytest.mark.parametrize("shape", [(512, 10), (4096, 10), (64, 50_257)])
 def test_cross_entropy_does_not_sync(shape: tuple[int, int]) -> None:
-    logits, targets = sample(GPU(), *shape)
+    logits, targets = sample(*shape, on=GPU())
     logits.requires_grad_()
     accumulators = Accumulators(1, device="cuda")
     with no_sync():
@@ -163,7 +161,7 @@ def test_norm_relu_pool_runs_on_the_current_stream() -> None:
 def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
     shape: tuple[int, int],
 ) -> None:
-    logits, targets = sample(GPU(), *shape)
+    logits, targets = sample(*shape, on=GPU())
     logits.requires_grad_()
     accumulators = Accumulators(1, 1, shape[0], device="cuda")
     ones = torch.ones((), device="cuda")
@@ -177,7 +175,7 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
 
     graph, (stats, gradient) = captured(step)
     for replay in range(1, 4):
-        values, new_targets = sample(GPU(), *shape, seed=replay)
+        values, new_targets = sample(*shape, seed=replay, on=GPU())
         with torch.no_grad():
             logits.copy_(values)
         targets.copy_(new_targets)
@@ -189,38 +187,6 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
         assert torch.equal(gradient, expected_gradient)
         assert torch.equal(accumulators.block[0, 0], 2 * expected.stats)
         assert torch.equal(accumulators.correct[0, 0], expected.correct)
-
-
-def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> None:
-    params = [nn.Parameter(torch.ones(2, 3, device="cuda")) for _ in range(2)]
-    optimizers = [
-        AdamW([p], torch.tensor(0.25, device="cuda"), weight_decay=0.0) for p in params
-    ]
-    for p in params:
-        p.grad = torch.ones_like(p)
-    coef = torch.ones(2, dtype=torch.float64, device="cuda")
-
-    def step() -> tuple[Tensor, Tensor]:
-        step_all(optimizers, coef)
-        return params[0], params[1]
-
-    graph, _ = captured(step)
-    done = [
-        optimizer.state_of(p, optimizer.param_groups[0])[2].item()
-        for optimizer, p in zip(optimizers, params, strict=True)
-    ]
-    for coefficients in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)):
-        coef.copy_(torch.tensor(coefficients))
-        graph.replay()
-        for index, (optimizer, p) in enumerate(zip(optimizers, params, strict=True)):
-            done[index] += coefficients[index]
-            assert (
-                optimizer.state_of(p, optimizer.param_groups[0])[2].item()
-                == done[index]
-            )
-            torch.testing.assert_close(
-                p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index])
-            )
 
 
 def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
@@ -247,28 +213,6 @@ def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
         assert torch.equal(gradient_x, expected_x)
 
 
-def test_a_captured_cursor_moves_on_by_itself() -> None:
-    images = torch.arange(40, dtype=torch.uint8, device="cuda").view(40, 1, 1, 1)
-    table = torch.arange(256.0, device="cuda")[None]
-    indices = torch.arange(40, device="cuda")
-    out = torch.empty(8, 1, 1, 1, device="cuda").to(memory_format=torch.channels_last)
-    cursor, step = (
-        torch.tensor([0, 0], device="cuda"),
-        torch.tensor([0, 8], device="cuda"),
-    )
-
-    def run() -> tuple[Tensor, Tensor]:
-        stage_images(images, indices, table, cursor=cursor, out=out)
-        cursor.add_(step)
-        return out, cursor
-
-    graph, _ = captured(run)
-    cursor.zero_()
-    for batch in range(5):
-        graph.replay()
-        assert out.flatten().tolist() == list(range(8 * batch, 8 * batch + 8))
-
-
 # --- shapes that take long in the emulator ---------------------------------------------------------------------------
 
 
@@ -292,9 +236,9 @@ def test_norm_relu_pool_of_large_shapes(
 @pytest.mark.parametrize("rows", [300, 1000])
 @pytest.mark.parametrize("classes", [4096, 4097, 9000])
 def test_cross_entropy_of_many_rows_and_classes(classes: int, rows: int) -> None:
-    assert_equals_cross_entropy_twin(*sample(GPU(), rows, classes))
+    assert_equals_cross_entropy_twin(*sample(rows, classes, on=GPU()))
     assert_equals_cross_entropy_twin(
-        *sample(GPU(), rows, classes, dtype=torch.bfloat16), label_smoothing=0.1
+        *sample(rows, classes, dtype=torch.bfloat16, on=GPU()), label_smoothing=0.1
     )
 
 
@@ -309,7 +253,7 @@ def test_grad_stats_runs_on_the_gradients_device() -> None:
 
 
 def test_cross_entropy_refuses_tensors_on_two_devices() -> None:
-    logits, targets = sample(GPU(), 8, 10)
+    logits, targets = sample(8, 10, on=GPU())
     with pytest.raises(
         RuntimeError, match="logits and targets are on different devices"
     ):

@@ -26,7 +26,6 @@ def validate(training: HostTraining) -> None:
         training,
         training.task.validation,
         configurations_of(training),
-        None,
         training.totals,
     )
 

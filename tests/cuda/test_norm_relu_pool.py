@@ -1,65 +1,38 @@
-"""The CUDA kernels of `norm_relu_pool`: equal to three PyTorch functions and to the CPU kernels, two launches each way.
-
-On a GPU or emulated.
-"""
-
-import math
-from itertools import product
+"""The CUDA kernels of `norm_relu_pool`, on a GPU or emulated: the tests of the CPU kernels, grids and launches."""
 
 import pytest
 import torch
 
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
-from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.norm_relu_pool_cases import (
     DTYPES,
-    EPS,
-    SHAPES,
     Case,
+    Shape,
     assert_close_but_for_ties,
     assert_equals_twin,
     assert_same_bits,
     by_operator,
-    by_twin,
     case,
     gradient_like,
+)
+from tests.ops.test_norm_relu_pool import (  # noqa: F401  the tests run with these kernels, too
+    test_a_mean_far_above_the_spread_loses_nothing,
+    test_an_empty_input,
+    test_nan_and_inf_propagate_as_in_pytorch,
+    test_same_bits_with_the_pool_outside,
+    test_values_and_gradients,
 )
 
 
 def on(
     device: KernelDevice,
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     dtype: torch.dtype,
     batch: bool = True,
     seed: int = 0,
 ) -> Case:
     return case(shape, dtype, batch, seed, device=device.torch)
-
-
-SANITIZED_SIZES = (
-    ((3, 8, 7, 6), torch.bfloat16, True, True),
-    ((2, 1, 8, 9), torch.float32, True, True),
-    ((2, 17, 6, 5), torch.float32, True, False),
-    ((2, 71, 7, 2), torch.bfloat16, False, True),
-    ((1, 40, 2, 3), torch.float32, False, False),
-)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "pool", "batch"),
-    with_sanitizer(
-        product(SHAPES, DTYPES, (True, False), (True, False)), SANITIZED_SIZES
-    ),
-)
-def test_values_and_gradients(
-    device: KernelDevice,
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    pool: bool,
-    batch: bool,
-) -> None:
-    assert_equals_twin(on(device, shape, dtype, batch), pool)
 
 
 # Where a thread takes one channel at a time, the sums have at most 132 blocks of 128 pixels or windows for 3 channels;
@@ -77,7 +50,7 @@ def test_values_and_gradients(
 )
 def test_more_pixels_and_channels_than_the_sums_have_blocks(
     device: KernelDevice,
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     dtype: torch.dtype,
     pool: bool,
 ) -> None:
@@ -98,21 +71,6 @@ def test_blocks_that_take_several_turns(
         device.few_blocks("gradient_kernel", 2),
     ):
         assert_equals_twin(on(device, shape, dtype), pool)
-
-
-@pytest.mark.parametrize("batch", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, (8, 72, 20, 20)])
-def test_same_bits_with_the_pool_outside(
-    device: KernelDevice,
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    batch: bool,
-) -> None:
-    c = on(device, shape, dtype, batch, seed=3)
-    assert_same_bits(
-        by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True)
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,42 +95,6 @@ def test_a_view_that_is_not_aligned(device: KernelDevice) -> None:
     x = storage.view(4, 6, 6, 8).permute(0, 3, 1, 2).copy_(c.x)
     assert x.data_ptr() % 16 != 0
     assert_equals_twin(c._replace(x=x), pool=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pool", [True, False])
-def test_nan_and_inf_go_where_pytorch_sends_them(
-    device: KernelDevice, dtype: torch.dtype, pool: bool
-) -> None:
-    c = on(device, (6, 16, 8, 8), dtype, batch=False)
-    flat = c.x.permute(0, 2, 3, 1).reshape(-1)
-    chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2)).to(
-        device.torch
-    )
-    flat[chosen < 0.2] = math.nan
-    flat[(chosen > 0.2) & (chosen < 0.25)] = math.inf
-    flat[(chosen > 0.25) & (chosen < 0.3)] = -math.inf
-    c = c._replace(x=flat.view(6, 8, 8, 16).permute(0, 3, 1, 2))
-    actual, expected = by_operator(c, pool), by_twin(c, pool)
-    assert torch.equal(actual.output.isnan(), expected.output.isnan())
-    assert torch.equal(actual.x != 0, expected.x != 0)
-
-
-@pytest.mark.parametrize("offset", [1e3, -1e4])
-def test_a_mean_far_above_the_spread_loses_nothing(
-    device: KernelDevice, offset: float
-) -> None:
-    c = on(device, (64, 8, 32, 32), torch.float32)
-    x = c.x + offset
-    x[0, :, 0, 0] = 2 * offset
-    _, statistics, _ = norm_relu_pool(x, c.weight, c.bias, eps=EPS)
-    exact = x.double()
-    torch.testing.assert_close(
-        statistics[0].double(), exact.mean(dim=(0, 2, 3)), rtol=1e-7, atol=0
-    )
-    torch.testing.assert_close(
-        statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-5, atol=0
-    )
 
 
 def test_same_bits_every_time(device: KernelDevice) -> None:
@@ -233,34 +155,3 @@ def test_the_module_follows_batch_norm(device: KernelDevice, channels: int) -> N
         torch.testing.assert_close(
             mine.running_var, theirs.running_var, rtol=1e-5, atol=1e-6
         )
-
-
-@pytest.mark.sanitizer
-def test_an_empty_input(device: KernelDevice) -> None:
-    x = (
-        torch.empty(0, 8, 4, 4, device=device.torch)
-        .to(memory_format=torch.channels_last)
-        .requires_grad_()
-    )
-    weight = torch.ones(8, device=device.torch, requires_grad=True)
-    output, statistics, _ = norm_relu_pool(
-        x, weight, torch.zeros(8, device=device.torch)
-    )
-    assert output.shape == (0, 8, 2, 2)
-    assert not statistics.any()
-    output.sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [0] * 8
-
-
-@pytest.mark.parametrize("pool", [True, False])
-def test_opcheck(device: KernelDevice, pool: bool) -> None:
-    c = on(device, (2, 8, 6, 5), torch.float32)
-    x, weight, bias = (
-        c.x.requires_grad_(),
-        c.weight.requires_grad_(),
-        c.bias.requires_grad_(),
-    )
-    torch.library.opcheck(
-        torch.ops.esper.norm_relu_pool.default, (x, weight, bias, None, None, EPS, pool)
-    )

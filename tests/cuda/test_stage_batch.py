@@ -1,27 +1,19 @@
-"""The CUDA kernels that stage batches: the bits of the CPU kernels, one launch. On a GPU or emulated."""
-
-from itertools import product
+"""The CUDA kernels that stage batches, on a GPU or emulated: the tests of the CPU kernels, grids and launches."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
-from tests.cuda.cases import with_sanitizer
+from esper.ops.stage_batch import stage_images, stage_tokens
 from tests.emulation.device import KernelDevice
 from tests.ops.stage_batch_twin import stage_images_twin
-
-DTYPES = (torch.float32, torch.bfloat16)
-
-
-def dataset(n: int, height: int, width: int, channels: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(
-        0, 256, (n, height, width, channels), dtype=torch.uint8, generator=generator
-    )
-    return images, normalisation_table(
-        [0.4 + 0.02 * c for c in range(channels)], [0.25] * channels
-    )
+from tests.ops.test_stage_batch import (  # noqa: F401  the tests run with these kernels, too
+    DTYPES,
+    dataset,
+    test_an_empty_batch,
+    test_equals_the_twin,
+    test_rows_of_tokens_and_the_tokens_that_follow,
+)
 
 
 def batch_like(
@@ -32,50 +24,6 @@ def batch_like(
     return torch.empty(
         shape, dtype=dtype, device=device.torch, memory_format=torch.channels_last
     )
-
-
-IMAGES = [
-    (32, 32, 3),
-    (8, 8, 1),
-    (5, 7, 3),
-    (3, 4, 4),
-    (1, 1, 1),
-    (6, 9, 2),
-    (4, 4, 32),
-    (224, 224, 3),
-    (64, 64, 1),
-]
-SIZES = product(DTYPES, IMAGES, (0, 4), (False, True))
-SANITIZED_SIZES = (
-    (torch.float32, (5, 7, 3), 4, True),
-    (torch.bfloat16, (3, 4, 4), 4, True),
-    (torch.float32, (1, 1, 1), 0, False),
-    (torch.bfloat16, (4, 4, 32), 4, True),
-)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size", "padding", "flip"), with_sanitizer(SIZES, SANITIZED_SIZES)
-)
-def test_equals_the_twin(
-    device: KernelDevice,
-    dtype: torch.dtype,
-    size: tuple[int, int, int],
-    padding: int,
-    flip: bool,
-) -> None:
-    number = 20 if size[0] < 100 else 3
-    images, table = dataset(number, *size)
-    indices = torch.randperm(number)
-    out = batch_like(device, number, images, dtype)
-    moved = [part.to(device.torch) for part in (images, indices, table)]
-    for seed, epoch in ((0, 0), (-1, 2**40), (2**63 - 1, -5)):
-        options = {"seed": seed, "epoch": epoch, "padding": padding, "flip": flip}
-        stage_images(*moved, out=out, **options)  # type: ignore[arg-type]
-        expected = stage_images_twin(
-            images, indices.tolist(), table, dtype=dtype, **options
-        )  # type: ignore[arg-type]
-        assert torch.equal(out.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,26 +83,6 @@ def test_an_index_that_is_not_there_is_not_a_number(device: KernelDevice) -> Non
     assert rows[3].tolist() == [10, 11, 12, 13]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.int64,
-        torch.int32,
-        pytest.param(torch.uint16, marks=pytest.mark.sanitizer),
-        torch.uint8,
-    ],
-)
-def test_tokens(device: KernelDevice, dtype: torch.dtype) -> None:
-    tokens = torch.randint(0, 256 if dtype == torch.uint8 else 50_257, (300, 1025))
-    indices = torch.randint(0, 300, (200,))
-    out, following = stage_tokens(
-        tokens.to(device.torch, dtype), indices.to(device.torch)
-    )
-    assert following is not None
-    assert torch.equal(out.cpu(), tokens[indices, :-1])
-    assert torch.equal(following.cpu(), tokens[indices, 1:])
-
-
 def test_token_blocks_that_take_several_turns(device: KernelDevice) -> None:
     """The grid has at most 65536 blocks of 256 tokens."""
     batch = 17_000 if device.torch.type == "cuda" else 20
@@ -165,16 +93,6 @@ def test_token_blocks_that_take_several_turns(device: KernelDevice) -> None:
     assert following is not None
     assert torch.equal(out.cpu(), tokens[indices, :-1])
     assert torch.equal(following.cpu(), tokens[indices, 1:])
-
-
-@pytest.mark.sanitizer
-def test_empty_batches(device: KernelDevice) -> None:
-    images, table = (part.to(device.torch) for part in dataset(3, 8, 8, 3))
-    nothing = torch.empty(0, dtype=torch.int64, device=device.torch)
-    assert stage_images(images, nothing, table)[0].shape == (0, 3, 8, 8)
-    assert stage_tokens(
-        torch.zeros(3, 5, dtype=torch.int64, device=device.torch), nothing
-    )[0].shape == (0, 4)
 
 
 def test_one_kernel(device: KernelDevice) -> None:

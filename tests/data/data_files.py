@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.data.images import CIFAR10, CIFAR100, FASHION_MNIST, ImageSource
+from esper.data.images import CIFAR10, FASHION_MNIST, ImageSource
 from esper.hosts.zoo import import_torchvision
 
 TRAIN, HELD_OUT, VALIDATION, TEST = 50, 10, 5, 8
@@ -78,28 +78,6 @@ def cifar10_as_it_lies(folder: Path) -> ImageSource:
         "meta": meta,
     }
     return small(CIFAR10, type("CIFAR10", (cifar,), lists))
-
-
-def write_cifar100(folder: Path) -> ImageSource:
-    cifar = import_torchvision("torchvision.datasets").CIFAR100
-
-    def batch(count: int, seed: int) -> dict[str, Any]:
-        fine = [i % 100 for i in range(count)]
-        return {
-            "data": pixels(count, 3072, seed=seed),
-            "fine_labels": fine,
-            "coarse_labels": [0] * count,
-        }
-
-    names = {"fine_label_names": [str(i) for i in range(100)]}
-    base = folder / "cifar-100-python"
-    _pickle(base, {"train": batch(TRAIN, 0), "test": batch(TEST, 1), "meta": names})
-    lists = {
-        "train_list": [("train", md5(base / "train"))],
-        "test_list": [("test", md5(base / "test"))],
-        "meta": {**cifar.meta, "md5": md5(base / "meta")},
-    }
-    return small(CIFAR100, type("CIFAR100", (cifar,), lists))
 
 
 def write_fashion_mnist(folder: Path, unpacked: bool = False) -> ImageSource:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 import torch
 
-from esper.config import TrainingConfig
 from esper.data.task import Augmentation
-from esper.env.vector_env import GrowthVectorEnv
-from esper.run.experiment import Experiment
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
-from tests.core_helpers import plant, same_bits, tensors_of, tiny_config
+from tests.core_helpers import plant, same_bits, tensors_of
 from tests.data.byte_images import CPU, Rows
-from tests.run.run_helpers import Does, same_results, same_run, stop, within_round
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
@@ -68,55 +62,3 @@ def test_streamed_images_train_the_hosts_that_bytes_in_memory_do() -> None:
 
 
 # Runs
-
-FILE = """
-from esper.data.task import Augmentation
-from tests.training.byte_images import byte_digits
-
-
-def make_task():
-    return byte_digits(augmentation=Augmentation(crop=1), precision="bfloat16", n_envs=2)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.trap(30)
-def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(FILE)
-    name = f"{tmp_path / 'mine.py'}:make_task"
-    config = TrainingConfig.parse(
-        {
-            "run": {"rounds": 2, "controller": "random", "seed": 3},
-            "task": {"name": name, "samples_per_epoch": 128, "micro_batches": 2},
-            "env": {"episode_length": 5, "baseline_episodes": 1, "recalibrate": True},
-        }
-    )
-    whole = Experiment(config, tmp_path / "whole").run()
-    sink = Does(within_round(2), stop)
-    Experiment(config, tmp_path / "cut", [sink]).run()
-    again = Experiment.resume(tmp_path / "cut", task=name).run()
-    same_run(tmp_path / "cut", tmp_path / "whole")
-    same_results(again, whole)
-
-
-def test_an_env_of_bytes_is_the_same_for_any_number_of_workers() -> None:
-    """Its counterfactuals are calibrated on staged images."""
-    found = []
-    for workers in (1, 3):
-        config = tiny_config(3, 4, run={"lanes": workers}, env={"recalibrate": True})
-        env = GrowthVectorEnv(byte_digits(augmentation=Augmentation(crop=1)), config)
-        try:
-            env.reset(seed=4)
-            for _ in range(3):
-                env.action_space.seed(1)
-                observation = env.step(env.action_space.sample() * 0)[0]
-            found.append(
-                (
-                    torch.as_tensor(observation),
-                    env.training[0].totals.accumulators.read().block,
-                )
-            )
-        finally:
-            env.close()
-    for a, b in zip(*found, strict=True):
-        assert torch.equal(a, b)

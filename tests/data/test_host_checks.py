@@ -51,6 +51,12 @@ class Sparse(nn.Module):
         return self.first(self.embed((x[:, 0] > 0).long()))
 
 
+class Complex(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.zeros(8, dtype=torch.complex64))
+
+
 class Nothing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +78,10 @@ class Nothing(nn.Module):
         (Pairs, r"in training the host returns tuple, not logits \(3, 3\)"),
         (Sparse, "gradient of model.embed.weight is sparse"),
         (Nothing, "the host has no parameters"),
+        (
+            Complex,
+            "model.phase is torch.complex64; trainable parameters must be one of",
+        ),
         (double, "cannot run on inputs torch.float32 of shape"),
     ],
 )
@@ -132,20 +142,6 @@ class Swapped(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.encoder(x.transpose(0, 1)).mean(0))
-
-
-class ReturnsNothing(GraftedHost):
-    """A host of one's own whose train() returns nothing."""
-
-    def train(self, mode: bool = True) -> None:  # type: ignore[override]
-        super().train(mode)
-
-
-def test_a_host_whose_train_returns_nothing_is_accepted() -> None:
-    def build_host() -> GraftedHost:
-        return ReturnsNothing(Plain(), {"r0c0": "first"}, "mlp")
-
-    check_hosts(esper.Task("mine", 3, build_host, *splits()))
 
 
 def accepted(made: esper.Task) -> None:

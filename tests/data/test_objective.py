@@ -44,12 +44,6 @@ def test_mean_squared_error_scores_the_variance_explained() -> None:
     assert float(sampled("mse").score(TARGETS, TARGETS).mean()) == 1.0
 
 
-def test_one_output_per_sample_stands_for_a_target_without_that_dimension() -> None:
-    y = TARGETS[:, 0]
-    losses, _ = sampled("mse", y=y).of_samples(OUTPUTS[:, :1], y)
-    torch.testing.assert_close(losses, (OUTPUTS[:, 0] - y) ** 2)
-
-
 def test_other_shapes_are_not_broadcast() -> None:
     with pytest.raises(
         ValueError,

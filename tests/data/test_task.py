@@ -11,7 +11,6 @@ import esper
 from esper.config import ConfigError, TrainingConfig
 from esper.data.split import Split
 from esper.data.task import Augmentation, resolve
-from esper.data.tasks import load_task
 from tests.core_helpers import digits
 from tests.data.byte_images import Rows, looked_up
 from tests.data.objective_tasks import X, Y, task
@@ -53,14 +52,6 @@ def test_validation_and_calibration_see_images_as_they_are() -> None:
     assert torch.equal(
         task.calibration_inputs(5), looked_up(task.train, torch.arange(5))
     )
-
-
-def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
-    config = resolve(TrainingConfig(), load_task("digits"))
-    assert (config.task.batch_size, config.task.samples_per_epoch) == (64, 997)
-    assert (config.task.learning_rate, config.task.weight_decay) == (0.4, 0.0)
-    assert config.task.label_smoothing == 0.1
-    assert (config.env.n_envs, config.env.episode_length) == (8, 30)
 
 
 @pytest.mark.finding("M9")
@@ -131,13 +122,3 @@ def test_labels_are_smoothed_only_where_they_are_classes() -> None:
     )
     with pytest.raises(esper.ConfigError, match=r"task\.label_smoothing"):
         esper.TrainingConfig.parse({"task": {"label_smoothing": 1.5}})
-
-
-def test_targets_that_are_not_finite_are_refused() -> None:
-    y = Y.clone()
-    y[5] = float("nan")
-    with pytest.raises(
-        esper.ConfigError,
-        match="mine, train split: sample 5: its targets are not finite",
-    ):
-        task(y=y)

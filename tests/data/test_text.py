@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from esper.config import ConfigError
-from esper.data.objective import PAD
 from esper.data.split import Split
-from esper.data.task import DataOptions, Task
+from esper.data.task import Task
 from esper.data.tasks import build_host, load_task
 from esper.data.text import (
     LENGTH,
     UNKNOWN,
-    VALIDATION,
-    character_task,
     chars_parts,
     code_parts,
     encode,
@@ -27,28 +22,6 @@ from esper.data.text import (
     source_files,
     vocabulary,
 )
-
-
-def test_characters_beyond_the_training_text_are_unknown() -> None:
-    tokens = vocabulary("abca")
-    assert tokens == {"a": 1, "b": 2, "c": 3}
-    assert encode("cab?", tokens).tolist() == [3, 1, 2, UNKNOWN]
-
-
-def test_a_task_may_have_the_vocabulary_of_another_text() -> None:
-    text = "the quick brown fox " * 400
-    tokens = vocabulary("abcdefghijklmnopqrstuvwxyz .")
-    task = character_task("mine", "", (text, text, text), tokens)
-    assert task.classes == len(tokens) + 1
-    assert (task.train.x.shape[1], len(task.validation)) == (
-        LENGTH,
-        min(VALIDATION, len(task.test)),
-    )
-    assert task.build_host()(torch.zeros(2, LENGTH, dtype=torch.int64)).shape == (
-        2,
-        LENGTH,
-        task.classes,
-    )
 
 
 @cache
@@ -62,31 +35,6 @@ def decode(tokens: torch.Tensor) -> str:
     return "".join(
         characters[token - 1] if token else "\ufffd" for token in tokens.tolist()
     )
-
-
-def test_sizes() -> None:
-    task = chars()
-    assert (task.samples_per_epoch, task.batch_size) == (1_000, 8)
-    assert (task.optimizer, task.learning_rate) == ("adamw", 0.006)
-    assert (task.warmup_epochs, task.weight_decay) == (1.0, 0.1)
-    assert (task.n_envs, task.episode_length) == (4, 20)
-    assert task.train.x.shape[1] == 64
-    assert len(task.train) >= task.samples_per_epoch
-    assert len(task.validation) == 256
-    for split in (task.train, task.validation, task.test):
-        assert split.x.dtype == split.y.dtype == torch.int64
-        assert split.x.shape == split.y.shape
-
-
-def test_the_host() -> None:
-    host = chars().build_host()
-    assert host.slot_names == ("r0c0", "r0c1")
-    assert (
-        host.parameter_count
-        == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
-    )
-    assert build_host("chars").parameter_count == host.parameter_count
-    assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
 
 
 @pytest.mark.trap(24)
@@ -124,17 +72,6 @@ def test_windows_spell_the_text_and_none_crosses_a_border() -> None:
         assert decode(x) + decode(y[-1:]) in parts[1]
 
 
-def test_validation_is_always_the_same_and_spread_over_its_part() -> None:
-    again = load_task("chars")
-    assert torch.equal(chars().validation.x, again.validation.x)
-    assert torch.equal(chars().validation.y, again.validation.y)
-    text = chars_parts()[1]
-    places = [text.index(decode(x)) for x in chars().validation.x[[0, 128, -1]]]
-    assert places[0] == 0
-    assert 0.4 < places[1] / len(text) < 0.6
-    assert places[2] / len(text) > 0.99
-
-
 def test_targets_are_the_next_tokens() -> None:
     split = Split.of_text(torch.arange(10), 3)
     assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -144,49 +81,6 @@ def test_targets_are_the_next_tokens() -> None:
     )  # the last window would want a tenth token
     with pytest.raises(ValueError, match="3 tokens make no sequence of 3"):
         Split.of_text(torch.arange(3), 3)
-
-
-def test_cross_entropy_ignores_padding() -> None:
-    logits = torch.randn(4, 3)
-    y = torch.tensor([0, PAD, 2, PAD])
-    torch.testing.assert_close(
-        F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]])
-    )
-    assert not bool((chars().train.y == PAD).any())
-
-
-def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
-    assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(
-        chars().train
-    )
-
-
-@pytest.mark.slow
-def test_the_host_learns_from_text() -> None:
-    """A few steps bring the loss below the entropy of the character frequencies."""
-    torch.manual_seed(0)
-    task = chars()
-    host = task.build_host()
-    optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate)
-    counts = torch.bincount(task.train.y.flatten(), minlength=task.classes).double()
-    frequency = (counts / counts.sum()).clamp(min=1e-9)
-    entropy = float(-(frequency * frequency.log()).sum())
-    order = torch.randperm(len(task.train))
-    for step in range(60):
-        rows = order[step * 32 : (step + 1) * 32]
-        loss = F.cross_entropy(
-            host(task.train.x[rows]).flatten(0, 1), task.train.y[rows].flatten()
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(host.parameters(), 1.0)
-        optimizer.step()
-    with torch.no_grad():
-        logits = host(task.validation.x)
-        after = float(
-            F.cross_entropy(logits.flatten(0, 1), task.validation.y.flatten())
-        )
-    assert after < entropy - 0.2 < math.log(task.classes)
 
 
 def test_each_file_is_in_one_part_and_eight_of_ten_train() -> None:

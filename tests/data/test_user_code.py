@@ -139,13 +139,6 @@ def test_the_function_makes_the_task(file: Path) -> None:
     assert build_host(name).parameter_count == 277
 
 
-def test_a_path_is_relative_to_the_working_directory(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(file.parent)
-    assert load_task("mine.py:make_task").name == "mine.py:make_task"
-
-
 def test_untrusted_code_is_not_run(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")

@@ -1,4 +1,4 @@
-"""Devices on which the kernel tests run the CUDA kernels: a GPU, or the CPU through the emulator."""
+"""Devices of kernel tests: the CPU, a GPU, and the CUDA kernels on the CPU through the emulator."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ SEEDS = (0, 1)  # one of each kind of order, see runtime.cpp
 
 
 class KernelDevice(ABC):
-    """A device whose tensors ``torch.ops.esper`` computes with the CUDA kernels."""
+    """A device of the tensors of a kernel test."""
 
     torch: torch.device
     """where the tensors of a test go"""
@@ -42,6 +42,29 @@ class KernelDevice(ABC):
         self, kernel: str, most: int
     ) -> contextlib.AbstractContextManager[None]:
         """A context in which launches of ``kernel`` have at most ``most`` blocks; a GPU launches them all."""
+
+
+class CPU(KernelDevice):
+    """The CPU with its kernels, which are not launched."""
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cpu")
+
+    def launched(self, run: Callable[[], object]) -> list[str]:
+        raise NotImplementedError("kernels on the CPU are called")
+
+    def captured(self, run: Callable[[], object]) -> Callable[[], None]:
+        raise NotImplementedError("calls on the CPU are not captured")
+
+    def cpu_kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do."""
+        return contextlib.nullcontext()
+
+    def few_blocks(
+        self, kernel: str, most: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do."""
+        return contextlib.nullcontext()
 
 
 class GPU(KernelDevice):

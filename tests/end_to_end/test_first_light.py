@@ -15,6 +15,8 @@ from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, load_host
 from tests.telemetry.sample_events import read_events
 
+pytestmark = pytest.mark.slow
+
 ESPER = Path(sysconfig.get_path("scripts")) / "esper"
 
 

@@ -121,23 +121,6 @@ def test_nothing_is_timed_on_a_cpu(
     assert StandIn.log == []
 
 
-def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(
-    clock: Clock,
-) -> None:
-    """Data that streams: 4 s to queue, 3 of them spent on waiting for batches."""
-    StandIn.stated[FIRST] = 6.0
-    spans = Spans()
-    time = PhaseClock(spans, [FIRST])
-    with spans("train"), time.queueing():
-        clock.now += 1.0
-        with spans("stage"):
-            clock.now += 3.0
-    with spans("validate"):
-        clock.now += 5.0
-    time.move_gpu_seconds()
-    assert spans.seconds == {"train": 3.0, "stage": 3.0, "validate": 3.0}
-
-
 @pytest.fixture
 def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """An env in step, that seems to train on a GPU: 1 s to queue, 8 s of waiting."""

@@ -14,13 +14,10 @@ from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.env.vector_env import GrowthVectorEnv
 from esper.run.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import (
     DAMAGE,
-    digits,
-    flat_baseline,
     rig,
     same_bits,
     tensors_of,
@@ -183,22 +180,6 @@ def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:
         **sections.get("env", {}),
     }
     return PlantedVectorEnv(TrainingConfig.parse(sections))
-
-
-@pytest.mark.finding("L1")
-def test_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
-    config = tiny_config(2, 8, env={"stop_on": ["divergence"]})
-    env = GrowthVectorEnv(
-        digits(), config, baseline=flat_baseline(8), autoreset_mode="SameStep"
-    )
-    env.reset(seed=0)
-    env.step(wait_actions(2))
-    DAMAGE["NaN weight"](env.training[0])
-    observation, _, terminated, truncated, info = env.step(wait_actions(2))
-    assert (terminated.tolist(), truncated.tolist()) == ([False, False], [True, False])
-    assert env.layout.read(info["final_obs"][0][None], "epoch").tolist() == [2 / 8]
-    assert env.layout.read(observation, "epoch").tolist() == [0, 2 / 8]
-    env.close()
 
 
 @pytest.mark.finding("L1")

@@ -14,16 +14,14 @@ from esper.config import ConfigError, TrainingConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.place import Features, Place
-from esper.core.reward_terms import rent_price
 from esper.core.slots import Slots
 from esper.core.stage import SeedStage as S
 from esper.core.state import Choices, EpisodeRules
 from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.run.pretrain import practice_env
 from tests.core.grown import made
-from tests.core_helpers import flat_baseline, rig, tiny_config
+from tests.core_helpers import flat_baseline, rig
 
 PLACES = [
     Place("r0c0", 6),
@@ -67,16 +65,6 @@ def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used(
     assert found.tolist() == [[2 * weights, 0], [0, 2 * (5 * 4 + 4 * 6)]]
 
 
-def test_a_convolution_computes_at_every_position() -> None:
-    spec = ActionSpec(("r0c0",), ("conv_light",))
-    for side in (4, 8):
-        features = {"r0c0": Features.at_sink(torch.zeros(2, 3, side, side))}
-        found = BlueprintCatalog("cnn", [Place("r0c0", 3)], BLUEPRINTS, spec).flops(
-            features
-        )
-        assert found.tolist() == [[2 * 9 * 3 * 3 * side * side]]
-
-
 def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is_planted() -> (
     None
 ):
@@ -88,13 +76,6 @@ def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is
     spec = ActionSpec(("r0c0",), ("wrong",))
     catalog = BlueprintCatalog("mlp", [Place("r0c0", 5)], registry, spec)
     assert catalog.flops(features) == 0
-
-
-def test_counting_draws_nothing_global() -> None:
-    torch.manual_seed(1)
-    before = torch.random.get_rng_state()
-    with rig(env={"slots": ["all"]}):
-        assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:
@@ -132,18 +113,6 @@ def test_rent_in_flops_is_for_what_seeds_compute() -> None:
         )
 
 
-def test_profits_subtract_the_rent_in_flops() -> None:
-    with rig(reward={"rent_in": "flops", "rent_rate": 0.2}) as world:
-        share = 2 * 9 * 3 * 3 * 64 / HOST_FLOPS
-        price = rent_price(share, world.env.config.reward) / float(
-            world.env.gatherer.scale[0]
-        )
-        worth, profit = (
-            world.value(f"r0c0/conv_light/{name}") for name in ("worth", "profit")
-        )
-        assert worth - profit == pytest.approx(price, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("budget", "planted", "possible"),
     [
@@ -159,13 +128,6 @@ def test_a_budget_in_flops_limits_what_is_planted(
 ) -> None:
     found = rules(env={"flop_budget": budget}).affordable(holding(*planted))
     assert found[0, 1].tolist() == possible
-
-
-def test_both_budgets_hold() -> None:
-    found = rules(env={"flop_budget": 0.5, "parameter_budget": 0.5}).affordable(
-        holding(-1, -1)
-    )
-    assert not found.any()
 
 
 def test_the_mask_of_an_env_keeps_the_budget_in_flops() -> None:
@@ -193,18 +155,6 @@ def test_prices_in_flops_need_a_host_whose_operations_are_known(
 def test_shares_of_a_host_whose_operations_are_not_known_are_zero() -> None:
     unknown = rules(host_flops=0.0)
     assert not unknown.choices.in_hosts(unknown.choices.flops).any()
-
-
-def test_simulated_hosts_for_practice_cost_what_real_ones_do() -> None:
-    with rig(env={"slots": ["r0", "r2"]}) as world:
-        real = world.env.prepare().choices
-        simulated = practice_env(
-            world.env, tiny_config(env={"slots": ["r0", "r2"]})
-        ).choices
-    assert simulated.host_flops == real.host_flops
-    fits = real.parameters > 0
-    mean = real.flops.sum(axis=0) / fits.sum(axis=0)
-    np.testing.assert_allclose(simulated.flops, np.where(fits, mean, 0))
 
 
 def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> (

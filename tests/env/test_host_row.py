@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from esper.config import TrainingConfig
@@ -134,33 +133,6 @@ def test_a_rollback_restores_bit_for_bit(damage: str) -> None:
         assert len(world.of_kind(GovernorRollback)) == 1
 
 
-def test_living_seeds_are_pruned_into_cooldown_and_a_fossil_lives() -> None:
-    with rig(
-        horizon=20, governor=EVERY_EPOCH, env={"embargo": 2, "one_incubating": False}
-    ) as world:
-        world.grow("r0c0", S.FOSSILIZED)
-        world.grow("r1c0", S.HOLDING)
-        world.grow("r0c1", S.TRAINING)
-        break_host(world.training())
-        world.step()
-        assert [
-            world.slot(name).stage is S.FOSSILIZED
-            for name in ("r0c0", "r1c0", "r0c1", "r1c1")
-        ] == [
-            True,
-            False,
-            False,
-            False,
-        ]
-        for name in ("r1c0", "r0c1"):
-            assert world.slot(name).seed is None
-            assert world.slot(name).stage in (S.PRUNED, S.EMBARGOED)
-        assert set(world.training().seed_groups) == {"r0c0"}
-        assert world.value("rolled_back") == 1
-        world.step()
-        assert world.value("rolled_back") == 0
-
-
 @pytest.mark.trap(5)
 def test_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
@@ -170,16 +142,3 @@ def test_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
         assert len(world.of_kind(GovernorRollback)) == 1
         assert world.slot("r0c0").seed is None
         assert world.value("fossil_parameters") == 0
-
-
-def test_a_surviving_fossil_is_measured_again_after_a_rollback() -> None:
-    """Measurements of the bad epoch are dropped: its zero contribution, and a NaN in a moving average."""
-    with rig(horizon=10, governor=EVERY_EPOCH) as world:
-        world.grow("r0c0", S.FOSSILIZED)
-        break_host(world.training())
-        world.step()
-        world.step()
-        measured = world.slot("r0c0").measured
-        assert measured["gradient_ratio"] is not None
-        assert np.isfinite(measured["gradient_ratio"])
-        assert world.value("r0c0/gradient_ratio") > 0

@@ -19,7 +19,6 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import digits, tiny_config, wait_actions
-from tests.selection import slow_except
 
 ID = "esper/Growth-v0"
 SMALL: dict[str, Any] = {
@@ -38,12 +37,10 @@ def run_python(script: str, folder: Path) -> str:
     return found.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
-    slow_except(
-        ["import gymnasium, esper"],
-        ["import gymnasium, esper", "import esper, gymnasium, esper.env"],
-    ),
+    ["import gymnasium, esper", "import esper, gymnasium, esper.env"],
 )
 def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> None:
     make = "print(gymnasium.make_vec({!r}, num_envs=2, task='planted'))"
@@ -52,13 +49,6 @@ def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> N
         run_python(script, tmp_path).splitlines()
         == [f"PlantedVectorEnv({ID}, num_envs=2)"] * 2
     )
-
-
-@pytest.mark.slow
-def test_the_namespace_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
-    make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
-    script = f"import esper, gymnasium\nprint({make}.num_envs)"
-    assert run_python(script, tmp_path) == "2"
 
 
 def test_importing_esper_imports_no_library_and_changes_no_import(

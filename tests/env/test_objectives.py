@@ -15,12 +15,11 @@ from torch.nn import functional as F
 import esper
 from esper.config import TrainingConfig
 from esper.core.stage import SeedStage
-from esper.data.objective import class_accuracy, class_losses
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.telemetry.event import EpochCompleted, GovernorRollback
-from tests.core_helpers import digits, flat_baseline, plant_in, tiny_config
+from tests.core_helpers import flat_baseline, plant_in, tiny_config
 
 X = torch.randn(192, 6, generator=torch.Generator().manual_seed(0))
 SPLITS = (slice(0, 96), slice(96, 144), slice(144, 192))
@@ -105,40 +104,6 @@ def test_hosts_learn_and_seeds_are_measured_with_any_loss(make: Any) -> None:
     slots, s = env.state.slots, env.action_spec.slots.index("r0c0")
     assert np.isfinite([slots.contribution[0, s], slots.contribution_error[0, s]]).all()
     assert make is masks or slots.contribution[0, s] != 0
-
-
-def test_scores_are_in_percentage_points_of_their_unit() -> None:
-    """The same actions with a score of another size give the same measurements."""
-
-    def fraction(o: Tensor, y: Tensor) -> Tensor:
-        return 1 - (o - y).abs().mean(1)
-
-    def large(o: Tensor, y: Tensor) -> Tensor:
-        return 1000 * fraction(o, y)
-
-    states = [
-        played(replace(regression(), score=score, points=points), config())[0].state
-        for score, points in ((fraction, 100.0), (large, 0.1))
-    ]
-    for name in ("accuracy", "train_accuracy", "committed", "total_reward"):
-        assert getattr(states[0], name) == pytest.approx(
-            getattr(states[1], name), rel=1e-4
-        ), name
-    first, second = (state.slots.contribution[0] for state in states)
-    assert first == pytest.approx(second, abs=1e-2, nan_ok=True)
-
-
-def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
-    """Only rounding differs after a few steps."""
-    sections = {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 2}}
-    by_functions = replace(digits(), loss=class_losses, score=class_accuracy)
-    states = [
-        played(made, config(**sections), steps=2)[0].state
-        for made in (digits(), by_functions)
-    ]
-    for name in ("loss", "accuracy", "train_loss", "train_accuracy", "total_reward"):
-        first, second = (float(getattr(state, name)[0]) for state in states)
-        assert first == pytest.approx(second, rel=1e-3, abs=0.3), name
 
 
 def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:

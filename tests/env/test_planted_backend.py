@@ -109,10 +109,3 @@ def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
         with_it.committed, without.committed - 5.0
     )  # the fossil stays, the other one goes
     np.testing.assert_allclose(with_it.all_off, without.all_off - 15.0)
-
-
-def test_seeds_of_simulated_hosts_have_no_shapley_values() -> None:
-    env = planted(2)
-    env.reset(seed=0)
-    env.step(env.action_spec.encode(Op.WAIT)[None].repeat(2, axis=0))
-    assert [env.backend.shapley(row) for row in range(2)] == [{}, {}]

@@ -55,20 +55,6 @@ def test_the_event_names_every_head_that_matters(op: Op, stage: SeedStage) -> No
         )
 
 
-def test_the_event_has_the_masked_ops_and_slots() -> None:
-    """One of two seeds was removed: the slot in its cooldown cannot be pruned, nor can empty ones."""
-    with rig(horizon=12, env={"one_incubating": False, "max_seeds": 3}) as world:
-        for slot in ("r0c0", "r0c1"):
-            world.do("GERMINATE", slot, "norm", tempo=3)
-        world.do("PRUNE", "r0c0")
-        world.do("PRUNE", "r0c1")
-        masked = world.of_kind(ActionTaken)[-1].masked
-        assert masked == {
-            "op": ("SET_ALPHA_TARGET", "FOSSILIZE"),
-            "slot": ("r0c0", "r1c0", "r1c1"),
-        }
-
-
 def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
     """Masked choices are compared with the table of all joint actions, for random actions of four hosts."""
     with rig(n_envs=4, horizon=12, env={"parameter_budget": 0.5}) as world:
@@ -104,7 +90,7 @@ def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
 def test_an_action_without_a_probability_has_none_in_its_event() -> None:
     """A log-probability belongs to one step: the next step, which has none, does not inherit it."""
     with rig() as world:
-        reporter = world.env.reporter
+        reporter = world.env.loop.reporter
         assert reporter is not None
         reporter.log_prob = np.array([-1.5])
         world.do("GERMINATE", "r0c0", "norm")

@@ -163,7 +163,7 @@ def test_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
 
 
 @pytest.mark.trap(23)
-@pytest.mark.parametrize("mode", slow_except(list(MODES)[:2], MODES))
+@pytest.mark.parametrize("mode", slow_except(["shaped"], MODES))
 def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
     """There are rollbacks, and three of them end the episode of env 0 early."""
     sections = {

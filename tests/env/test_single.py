@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -17,27 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.env.flat_action import FlatAction
-from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv, of_env
-from esper.env.slot_env import final_entries
-
-TASKS: dict[str, dict[str, Any]] = {
-    "planted": {"task": "planted"},
-    "digits": {
-        "episode_length": 3,
-        "baseline_episodes": 1,
-        "samples_per_epoch": 64,
-        "batch_size": 32,
-    },
-}
-
-
-@pytest.fixture(params=TASKS)
-def env(request: pytest.FixtureRequest) -> Iterator[SingleEnv]:
-    made = gymnasium.make("esper/Growth-v0", **TASKS[request.param])
-    yield made.unwrapped
-    made.close()
 
 
 def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
@@ -48,7 +27,8 @@ def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
 @pytest.mark.parametrize(
     "checker", [gymnasium.utils.env_checker, stable_baselines3.common.env_checker]
 )
-def test_the_checkers_find_nothing_to_warn_of(env: SingleEnv, checker: Any) -> None:
+def test_the_checkers_find_nothing_to_warn_of(checker: Any) -> None:
+    env = gymnasium.make("esper/Growth-v0", task="planted").unwrapped
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         checker.check_env(env)
@@ -90,44 +70,6 @@ def test_one_env_is_the_vector_env_of_one_host() -> None:
         assert (reward, terminated, truncated) == (rewards[0], False, False)
         assert type(reward) is float
         assert reward == pytest.approx(sum(info["reward_terms"].values()))
-
-
-@pytest.mark.finding("M2")
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_single_host_in_training_is_the_vector_env_of_one_host_to_the_end(
-    stops: bool,
-) -> None:
-    """This holds if a plateau truncates the episode, too."""
-    env: dict[str, Any] = {"n_envs": 1, "episode_length": 4, "baseline_episodes": 1}
-    if stops:
-        env |= {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": 100.0}
-    task = {"name": "digits", "samples_per_epoch": 64, "batch_size": 32}
-    config = TrainingConfig.parse({"env": env, "task": task, "run": {"lanes": 1}})
-    with (
-        closing(make_env(config)) as vector,
-        closing(SingleEnv(make_env(config))) as one,
-    ):
-        (observation, info), (wanted, wanted_info) = (
-            one.reset(seed=3),
-            vector.reset(seed=3),
-        )
-        wait = one.action_spec.encode(Op.WAIT)
-        ended, steps = False, 0
-        while not ended:
-            np.testing.assert_array_equal(observation, wanted[0])
-            assert info["validation_accuracy"] == wanted_info["validation_accuracy"][0]
-            observation, reward, terminated, truncated, info = one.step(wait)
-            wanted, rewards, terminations, truncations, wanted_info = vector.step(
-                wait[None]
-            )
-            assert (reward, terminated, truncated) == (
-                rewards[0],
-                terminations[0],
-                truncations[0],
-            )
-            ended, steps = terminated or truncated, steps + 1
-        assert (truncated, steps < 4) == (stops, stops)
-        np.testing.assert_array_equal(observation, wanted[0])
 
 
 def test_a_seed_starts_the_same_episodes_and_no_seed_the_next_one() -> None:
@@ -243,30 +185,3 @@ def test_the_part_of_one_env_has_scalars_and_copies(info: dict[str, Any]) -> Non
     assert set(part["mask"]) == {"op"}
     part["mask"]["op"][:] = 9
     assert info["mask"]["op"].tolist() == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_final_entries_are_those_of_ended_episodes(info: dict[str, Any]) -> None:
-    del info["_accuracy"], info["mask"]["_op"]
-    observation = np.arange(6, dtype=np.float32).reshape(3, 2)
-    ended = np.array([False, True, True])
-    found = final_entries(observation, info, ended)
-    assert found["final_obs"][0] is None
-    assert found["final_obs"][1].tolist() == [2, 3]
-    assert found["final_info"]["accuracy"].tolist() == [0, 2.5, 3.5]
-    assert found["final_info"]["mask"]["op"].tolist() == [[0, 0], [2, 3], [4, 5]]
-    for valid in (
-        found["_final_obs"],
-        found["final_info"]["_accuracy"],
-        found["final_info"]["mask"]["_op"],
-    ):
-        assert valid.tolist() == [False, True, True]
-
-
-def test_final_entries_do_not_change_with_the_next_step(info: dict[str, Any]) -> None:
-    del info["_accuracy"], info["mask"]["_op"]
-    observation, ended = np.ones((3, 2), np.float32), np.array([True, True, False])
-    found = final_entries(observation, info, ended)
-    observation[:], ended[:], info["accuracy"][:] = 0, False, 0
-    assert found["final_obs"][0].tolist() == [1, 1]
-    assert found["_final_info"].tolist() == [True, True, False]
-    assert found["final_info"]["accuracy"].tolist() == [1.5, 2.5, 0]

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
-from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import digits, flat_baseline, tiny_config, wait_actions
@@ -46,13 +44,14 @@ def simulated(
     return PlantedVectorEnv(config, autoreset_mode=mode)
 
 
-@pytest.fixture(params=[trained, simulated])
+@pytest.fixture
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Envs of one kind, closed after the test."""
+    """Envs of one kind, simulated ones by default, closed after the test."""
+    kind = getattr(request, "param", simulated)
     with ExitStack() as stack:
 
         def made(*arguments: Any, **keywords: Any) -> SlotVectorEnv:
-            env: SlotVectorEnv = request.param(*arguments, **keywords)
+            env: SlotVectorEnv = kind(*arguments, **keywords)
             stack.callback(env.close)
             return env
 
@@ -96,6 +95,7 @@ def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> 
         PlantedVectorEnv(autoreset_mode=mode)
 
 
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
     """SAME_STEP returns the same bits as DISABLED with a reset right after each end."""
     auto, manual = make(3, 3, SAME), make(3, 3)
@@ -137,44 +137,6 @@ def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
         np.testing.assert_array_equal(auto.action_masks(), manual.action_masks())
 
 
-def test_the_layout_is_that_of_gymnasiums_own_vector_env(make: Make) -> None:
-    ours = make(2, 2, SAME)
-    theirs = SyncVectorEnv(
-        [lambda: SingleEnv(make(1, 2)) for _ in range(2)], autoreset_mode=SAME
-    )
-    infos = []
-    for env in (ours, theirs):
-        env.reset(seed=0)
-        for _ in range(2):
-            *_, info = env.step(germinate(ours))
-        infos.append(info)
-
-    def layout(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: layout(inner) for key, inner in value.items()}
-        return value.shape, value.dtype
-
-    assert layout(infos[0]["final_info"]) == layout(infos[1]["final_info"])
-    finals = {key for key in infos[1] if "final" in key}
-    assert finals == {key for key in infos[0] if "final" in key}
-    assert layout({key: infos[0][key] for key in finals}) == layout(
-        {key: infos[1][key] for key in finals}
-    )
-    # Env 0 is the same env in both.
-    for path in (
-        ("validation_accuracy",),
-        ("action_mask", "op_slot"),
-        ("reward_terms", "action_cost"),
-    ):
-        a, b = infos[0]["final_info"], infos[1]["final_info"]
-        for key in path:
-            a, b = a[key], b[key]
-        np.testing.assert_array_equal(a[0], b[0])
-    assert set(infos[0]) == {
-        key for key in infos[1] if not key.startswith("_") or "final" in key
-    }, "what every env has needs no mask of its own"
-
-
 def test_envs_that_end_at_different_times(make: Make) -> None:
     env = make(2, 4, SAME)
     env.reset(seed=0)
@@ -211,6 +173,7 @@ def test_envs_that_end_at_different_times(make: Make) -> None:
     ][1] == set()
 
 
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
     env, untouched = make(2, 2, SAME), make(2, 2, SAME)
     env.reset(seed=0)
@@ -251,52 +214,6 @@ def test_the_seed_reaches_gymnasiums_own_generator(make: Make) -> None:
     assert env.np_random_seed == 7
 
 
-# Before 1.4 the wrapper leaves out what the first step of every episode but the first earns in this mode.
-COUNTS_ALL_STEPS = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
-SAME_COUNTED = pytest.param(
-    SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4")
-)
-
-
-@pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
-def test_gymnasiums_episode_statistics_are_sums_of_rewards(
-    make: Make, mode: AutoresetMode
-) -> None:
-    """Env 1 is reset after one epoch, so that episodes end at different times; each env plays two."""
-    env = RecordEpisodeStatistics(make(3, 3, mode))
-    env.reset(seed=0)
-    returns, lengths = np.zeros(3), np.zeros(3, dtype=np.int64)
-    finished = []
-    for step in range(8):
-        if step == 1:
-            env.reset(options={"reset_mask": np.array([False, True, False])})
-            returns[1] = lengths[1] = 0
-        actions = germinate(env.unwrapped) if step % 2 else wait_actions(3)
-        _, rewards, terminated, _, info = env.step(actions)
-        returns += rewards
-        lengths += 1
-        assert ("episode" in info) == terminated.any()
-        if terminated.any():
-            assert info["_episode"].tolist() == terminated.tolist()
-            np.testing.assert_allclose(
-                info["episode"]["r"][terminated], returns[terminated]
-            )
-            assert (
-                info["episode"]["l"][terminated].tolist()
-                == lengths[terminated].tolist()
-            )
-            finished += [
-                (float(returns[i]), int(lengths[i])) for i in np.flatnonzero(terminated)
-            ]
-            returns[terminated] = lengths[terminated] = 0
-            if mode is DISABLED:
-                env.reset(options={"reset_mask": terminated})
-    assert [length for _, length in finished] == [3] * 6
-    assert len({value for value, _ in finished}) > 1
-    np.testing.assert_allclose(env.return_queue, [value for value, _ in finished])
-    assert list(env.length_queue) == [3] * 6
-
-
 def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> None:
     env = make(2, 2)
     before = (env.baseline, env.run_seed, env.gatherer.learns)
@@ -308,23 +225,10 @@ def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> Non
     assert env.prepare().baseline == flat_baseline(2)
 
 
-def test_episodes_continue_after_those_that_are_named(make: Make) -> None:
-    env = make(2, 1)
-    env.continue_after(6)
-    env.reset()
-    assert env.state.episode.tolist() == [7, 7]
-    env.continue_after(np.array([2, 4]))
-    env.reset()
-    assert env.state.episode.tolist() == [3, 5]
-
-
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_only_hosts_in_training_have_an_execution(make: Make) -> None:
     env = make(1, 1)
     if not isinstance(env, GrowthVectorEnv):
         assert env.execution is None
         return
-    assert (env.execution.tier, env.execution.refused, env.execution.pinned) == (
-        "eager",
-        None,
-        0,
-    )
+    assert (env.execution.tier, env.execution.refused) == ("eager", None)

@@ -15,16 +15,11 @@ from esper.config import ConfigError
 from esper.core.action import STYLES
 from esper.core.ramps import BlendOperator
 from esper.core.stage import SeedStage as S
-from esper.data.digits import build_mlp, load_table
-from esper.data.task import resolve
+from esper.data.digits import load_table
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.host import Host
-from esper.run.pretrain import practice_env
-from esper.training.host_training import HostTraining
-from esper.training.metrics import make_metrics
-from esper.training.validate import evaluate
-from tests.core_helpers import digits, make_training, plant, rig, tiny_config, train
+from tests.core_helpers import digits, make_training, rig, tiny_config
 
 
 @pytest.mark.parametrize(
@@ -91,58 +86,6 @@ def test_a_schedule_that_plants_where_nothing_fits_is_refused_at_once() -> None:
     )
 
 
-def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> None:
-    with rig(env={"slots": ["r0c0", "r2"]}) as world:
-        config = tiny_config(env={"slots": ["r0c0", "r2"]})
-        simulated = practice_env(world.env, config)
-        real = world.env.prepare().choices.parameters
-    assert ((simulated.choices.parameters > 0) == (real > 0)).all()
-    whole = simulated.action_spec.blueprints.index("widen_whole")
-    assert simulated.law.parameters[whole] == int(real[1:, whole].mean())
-    _, info = simulated.reset(seed=0)
-    assert (info["action_mask"]["slot_blueprint"][0] == (real > 0)).all()
-
-
-def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> (
-    None
-):
-    training = make_training(tiny_config(env={"slots": ["all"], "recalibrate": True}))
-    seed = plant(training, "r2c0", "widen_whole", stage=S.HOLDING).seed
-    assert seed is not None
-    torch.nn.init.normal_(seed.body[-1].weight)  # type: ignore[index, arg-type]
-    norm = seed.body[1]  # type: ignore[index]
-    assert training.calibration is not None
-    configuration = tuple(float(site.seed is not None) for site in training.sites)
-
-    def loss(configuration: tuple[float, ...], calibrate: torch.Tensor | None) -> float:
-        return float(
-            evaluate(
-                training, training.task.validation, [configuration], calibrate
-            ).loss
-        )
-
-    found: list[float] = []
-    for mean in (0.0, 1.0):
-        norm.running_mean.fill_(mean)
-        found += [
-            loss(configuration, calibrate) for calibrate in (None, training.calibration)
-        ]
-        assert bool((norm.running_mean == mean).all())
-    (as_it_is, calibrated), (shifted, again) = found[:2], found[2:]
-    assert as_it_is != shifted
-    assert calibrated == again
-
-
-def test_a_blueprint_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"'widen_half' fits in no slot .*known for cnn hosts: norm, attention",
-    ):
-        rig(env={"blueprints": ["widen_half"]}).__enter__()
-    with rig(env={"slots": ["r2"], "blueprints": ["widen_half"]}) as world:
-        assert world.env.action_spec.blueprints == ("widen_half",)
-
-
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
 def test_a_widening_goes_through_all_stages_and_is_saved_with_its_host(
     incubation: str, tmp_path: Path
@@ -176,33 +119,6 @@ def test_a_seed_with_a_source_is_added_whatever_the_style_says() -> None:
         assert planted.style.name == "LINEAR_ADD"
         assert world.slot("r2c0").style == STYLES.index("LINEAR_ADD")
         assert world.slot("r2c0").parameters == 130
-
-
-def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(
-    tmp_path: Path,
-) -> None:
-    task = load_table()
-    config = resolve(tiny_config(env={"slots": ["r2"]}), task)
-    training = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
-    training.reset(0, 0)
-    for name in ("r2c0", "r2c1"):
-        plant(training, name, "widen_quarter", stage=S.FOSSILIZED)
-    train(training)
-    network = committed_network(training)
-    x = task.test.inputs(0, 20)
-    export(network, tmp_path / "host")
-    again = load_host(tmp_path / "host", model=build_mlp())
-    assert torch.equal(again(x), network(x))
-    merged = esper.plain(again, x, merge=True)
-    assert [tuple(p.shape) for p in merged.parameters()] == [
-        (16, 64),
-        (16,),
-        (16, 16),
-        (16,),
-        (10, 16),
-        (10,),
-    ]
-    torch.testing.assert_close(merged(x), network(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_slot_at_which_nothing_can_grow_is_refused_with_the_reason() -> None:

@@ -360,7 +360,7 @@ class Lives(RuleBasedStateMachine):
             self.twin.close()
 
 
-TestLives = Lives.TestCase
+TestLives = pytest.mark.slow(Lives.TestCase)
 TestLives.settings = settings(
     max_examples=3,
     stateful_step_count=40,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.core.stage import SeedStage
-from esper.env.training_backend import EnvHost
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.host_trainer import HostTrainer
-from esper.training.host_training import HostTraining
 from tests.core_helpers import Rig, plant, rig
 
 READS = {
@@ -169,26 +166,3 @@ def test_training_and_validation_wait_for_nothing(
         for episode in world.env.backend.hosts:
             episode.validate()
         assert syncs.found == []
-
-
-def test_a_read_for_each_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above can fail: reading the loss of every env on its device is found."""
-    epoch, validate = HostTrainer.epoch, EnvHost.validate
-
-    def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
-        epoch(trainer, active)
-        assert all(training.totals.training[0].item() >= 0 for training in active)
-
-    def curious_validation(episode: EnvHost) -> None:
-        validate(episode)
-        assert episode.packed.clone().cpu() is not None
-
-    with busy(2, monkeypatch) as world:
-        monkeypatch.setattr(HostTrainer, "epoch", curious_training)
-        monkeypatch.setattr(EnvHost, "validate", curious_validation)
-        reads = reads_of_a_step(world)
-        assert reads.reads == ["item"] * 2
-        assert len(reads.transfers) == 2 + 2
-        with Syncs() as syncs:
-            world.env.backend.trainer.epoch(world.env.training)
-        assert syncs.found == ["aten::_local_scalar_dense"] * 2

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from esper.agents.controller import RandomController
 from esper.config import ConfigError
-from esper.core.blueprints import BLUEPRINTS
 from esper.core.stage import SeedStage
 from esper.env.vector_env import GrowthVectorEnv
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted
@@ -22,7 +19,6 @@ from tests.core_helpers import (
     same_bits,
     tensors_of,
     tiny_config,
-    wait_actions,
 )
 
 S = SeedStage
@@ -61,32 +57,6 @@ def same_play(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> No
         np.testing.assert_array_equal(o1, o2)
         assert r1 == r2
         same_bits(w1, w2)
-
-
-def test_spaces_shapes_and_dtypes() -> None:
-    with rig(n_envs=3, horizon=2) as world:
-        env, blueprints = world.env, len(BLUEPRINTS.names("cnn"))
-        assert isinstance(env, VectorEnv)
-        assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
-        assert env.num_envs == 3
-        assert env.single_action_space == gymnasium.spaces.MultiDiscrete(
-            [6, 4, blueprints, 4, 3, 3, 4, 5]
-        )
-        assert env.action_space.shape == (3, 8)
-        assert env.observation_space.shape == (3, env.layout.size)
-        assert world.observation.shape == (3, env.layout.size)
-        assert world.observation.dtype == np.float32
-        assert env.observation_space.contains(world.observation)
-        assert env.action_space.contains(wait_actions(3))
-        observation, rewards, terminated, truncated, info = env.step(wait_actions(3))
-        assert env.observation_space.contains(observation)
-        assert rewards.shape == (3,)
-        assert rewards.dtype == np.dtype(np.float64)
-        for flags in (terminated, truncated, info["idle"]):
-            assert (flags.shape, flags.dtype) == ((3,), np.bool_)
-        assert env.action_masks().shape == (3, sum(env.action_spec.sizes))
-        assert info["action_mask"]["op_slot"].shape == (3, 6, 4)
-        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, blueprints)
 
 
 def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward() -> (
@@ -164,7 +134,7 @@ def test_seeds_pass_their_gates_without_any_sink() -> None:
     with worlds[0] as heard, worlds[1] as deaf, worlds[2] as mute:
         deaf.events.clear()
         deaf.env.emit = lambda _event: None
-        mute.env.loop.reporter = mute.env.reporter = (
+        mute.env.loop.reporter = (
             None  # as in an env that is made without anyone to tell
         )
         for world in (heard, deaf, mute):
@@ -188,22 +158,13 @@ def test_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
 
 def test_the_number_of_workers_changes_no_bit_and_no_event() -> None:
     records = []
-    for lanes in (1, 2, 3):
-        with rig(n_envs=3, horizon=8, run={"lanes": lanes}) as world:
-            seen = play(world, 8)
+    for lanes in (1, 2):
+        with rig(n_envs=3, horizon=6, run={"lanes": lanes}) as world:
+            seen = play(world, 6)
             records.append(([stable_record(event) for event in world.events], seen))
-    for events, seen in records[1:]:
-        assert events == records[0][0]
-        same_play(seen, records[0][1])
-
-
-def test_two_envs_in_a_process_do_not_see_each_other() -> None:
-    with rig(n_envs=2, horizon=6) as alone:
-        expected = play(alone, 6)
-    with rig(n_envs=2, horizon=6) as first, rig(n_envs=1, horizon=6) as second:
-        for each in (second, first):
-            got = play(each, 6)
-        same_play(got, expected)
+    (events, seen), (others, again) = records
+    assert events == others
+    same_play(seen, again)
 
 
 def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> None:
@@ -220,16 +181,6 @@ def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> N
             if a != b
         ]
         assert differing == []
-
-
-def test_the_first_observation_of_an_episode_knows_nothing_of_the_last_one() -> None:
-    with rig(horizon=2) as world:
-        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
-        world.step()
-        world.step()
-        assert world.value("train_loss") > 0
-        world.reset()
-        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
 
 
 def test_episodes_of_a_run_differ_and_so_do_runs() -> None:

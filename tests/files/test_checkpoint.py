@@ -34,10 +34,7 @@ from tests.run.run_helpers import (
     play,
     round_ends,
     same_run,
-    tiny,
-    within_round,
 )
-from tests.selection import slow_except
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +64,23 @@ def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVect
 
 
 def test_the_file_on_disk_is_whole_while_the_next_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every moment of a write there is one checkpoint that can be read: the old one or the new one."""
+    state = checkpoint.read(agent)
     seen: list[int] = []
     fsync = os.fsync
 
     def watching(descriptor: int) -> None:
-        seen.append(
-            checkpoint.read(tmp_path / "r")["round"]
-            if (tmp_path / "r" / checkpoint.NAME).exists()
-            else -1
-        )
+        seen.append(checkpoint.read(tmp_path)["round"])
         fsync(descriptor)
 
-    sink = Does(within_round(1), lambda: monkeypatch.setattr(os, "fsync", watching))
-    Experiment(tiny(rounds=2), tmp_path / "r", [sink]).run()
+    checkpoint.write(tmp_path, checkpoint.encode({**state, "round": 0}))
+    monkeypatch.setattr(os, "fsync", watching)
+    for number in (1, 2, 3):
+        checkpoint.write(tmp_path, checkpoint.encode({**state, "round": number}))
     assert set(seen) == {0, 1, 2}
-    assert not list((tmp_path / "r").glob("*.part"))
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None:
@@ -146,8 +142,6 @@ def sealed(value: Any) -> bytes:
 
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a checkpoint"),
-    "text": (b"dear diary\n", "is not a checkpoint"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
     "torch's": (
         saved({"layer.weight": torch.zeros(2)}),
@@ -161,10 +155,6 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "another format": (
         b"Esper checkpoint, format 99\n\n",
         "but this version of Esper reads format 6",
-    ),
-    "a part of a run": (
-        sealed({"round": 1}),
-        "missing or invalid agent, baseline, best, collector, config, env_steps, experience, fini",
     ),
     "another content": (
         sealed({"round": 1})[:-1] + b"x",
@@ -183,7 +173,7 @@ def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> Non
     assert len(str(found.value).splitlines()) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=strategies.data())
 def test_no_change_of_a_checkpoint_is_read(
     data: strategies.DataObject, agent: Path
@@ -229,6 +219,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=strategies.integers(0, 10**6), value=PLAIN, dropped=strategies.booleans())
 def test_a_checkpoint_with_a_valid_checksum_and_wrong_values_is_refused(
@@ -276,28 +267,34 @@ def foreign(folder: Path) -> str:
     return "was written by a run with a different configuration"
 
 
-@pytest.mark.parametrize("harm", slow_except([torn], [torn, gone, foreign]))
+@pytest.mark.parametrize("harm", [torn, gone, foreign])
 def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used(
-    harm: Callable[[Path], str], tmp_path: Path
+    harm: Callable[[Path], str], agent: Path, tmp_path: Path
 ) -> None:
+    shutil.copytree(agent, tmp_path / "r")
+    before = checkpoint.read_file(tmp_path / "r" / checkpoint.PREVIOUS)["round"]
+    why = harm(tmp_path / "r")
+    found = checkpoint.newest(tmp_path / "r")
+    assert found.file.name == checkpoint.PREVIOUS
+    assert found.state["round"] == before
+    for message in found.refused:
+        assert str(tmp_path / "r" / checkpoint.NAME) in message
+        assert why in message
+    assert len(found.refused) == bool(why)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_from_the_checkpoint_before_the_last(tmp_path: Path) -> None:
     config = learning("planted", n_envs=4, rounds=4)
     play(config, tmp_path / "whole")
     Experiment(config, tmp_path / "r", [Does(round_ends(3), enough)]).run()
-    rounds = {
-        name: checkpoint.read_file(tmp_path / "r" / name)["round"]
-        for name in (checkpoint.NAME, checkpoint.PREVIOUS)
-    }
-    assert rounds == {checkpoint.NAME: 2, checkpoint.PREVIOUS: 1}
-    why = harm(tmp_path / "r")
+    torn(tmp_path / "r")
     sink = Recorder()
     Experiment.resume(tmp_path / "r", [sink]).run()
     resumed = sink.events[0]
     assert isinstance(resumed, RunResumed)
     assert resumed.round == 1
-    assert [
-        str(tmp_path / "r" / checkpoint.NAME) in warning and why in warning
-        for warning in resumed.warnings
-    ] == [True] * bool(why)
+    assert "truncated or was modified" in resumed.warnings[0]
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
@@ -349,15 +346,10 @@ ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
 
 
 OTHER_HOSTS: dict[str, dict[str, Any]] = {
-    "fewer slots": {
-        "slots": ("r0c0", "r1c0"),
-        "worth": tuple((*row, -3.0) for row in ROWS),
-    },
     "more slots": {
         "slots": tuple("abcdef"),
         "worth": tuple((*row, -3.0) for row in ROWS * 3),
     },
-    "other blueprints": {"blueprints": ("oak", "reed", "moss", "rush")},
     "both": {
         "slots": ("a", "b"),
         "blueprints": ("ivy", "reed", "oak"),

@@ -22,7 +22,6 @@ from esper.env.make import make_env
 from esper.files import checkpoint
 from esper.files.policy import (
     HEADER,
-    PRETRAINED,
     Facts,
     command_of,
     digest,
@@ -150,26 +149,6 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     assert parsed(header(saved)["command"]) == find_policy(str(run)).config
 
 
-@pytest.mark.slow
-def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(
-    tmp_path: Path,
-) -> None:
-    """After practice the policy's own settings explore less; in a run they would change the practice."""
-    folder = play(
-        learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}),
-        tmp_path / "r",
-    )[0].folder
-    save_policy(folder, tmp_path / "a.safetensors")
-    found, config = (
-        find_policy(str(tmp_path / "a.safetensors")),
-        find_policy(str(folder)).config,
-    )
-    assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.001
-    assert found.config == config
-    assert found.facts is not None
-    assert "entropy" not in found.facts.command
-
-
 def test_lists_and_words_survive_the_shell() -> None:
     config = TrainingConfig.parse(
         {
@@ -203,16 +182,10 @@ def test_machine_specific_values_are_left_out(run: Path, tmp_path: Path) -> None
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a policy: "),
     "text": (b"dear diary, today I wrote a file\n", "is not a policy: "),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a policy: "),
-    "weights": (
-        safetensors.torch.save({"w": torch.zeros(2)}),
-        "its header has no entry 'esper_policy'",
-    ),
     "other facts": (
         safetensors.torch.save({"w": torch.zeros(2)}, {"format": "pt"}),
         "its header has no entry 'esper_policy'",
     ),
-    "no JSON": (safetensors.torch.save({}, {HEADER: "{"}), "Expecting property name"),
     "a list": (
         safetensors.torch.save({}, {HEADER: "[1]"}),
         "it has format None, but this version of Esper",
@@ -303,11 +276,9 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
     [
         (other_name, "network.novelty is float32 .*; expected no such tensor"),
         (other_shape, r"observations.mean is float64 \[\d+\]; expected float64"),
-        (other_dtype, "network.ops.weight is float16 .*; expected float32"),
         (not_a_number, "network.ops.weight contain non-finite values"),
         (more_blueprints, "experience.counts is float64"),
         (other_width, "; expected float32"),
-        (unknown_value, "unknown key ppo.novelty"),
         (unknown_fact, "novelty: Extra inputs"),
         (words_for_rounds, "rounds: Input should be a valid integer"),
     ],
@@ -336,20 +307,19 @@ def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
-def test_only_an_agent_that_learned_is_saved(
-    run: Path, saved: Path, tmp_path: Path
-) -> None:
-    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{saved}")
-    played, _ = play(config, tmp_path / "played")
+def test_only_an_agent_that_learned_is_saved(run: Path, tmp_path: Path) -> None:
+    policy = find_policy(str(run))
+    assert policy.config is not None
+    config = policy.config.with_values(run={"controller": "checkpoint:other"})
     lone = tmp_path / "lone.pt"
     lone.write_bytes((run / checkpoint.NAME).read_bytes())
-    for source in (played.folder, lone):
+    for source in (replace(policy, config=config), lone):
         with pytest.raises(ConfigError, match="is not a run in which an agent learned"):
             save_policy(source, tmp_path / "a.safetensors")
     assert not (tmp_path / "a.safetensors").exists()
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_run_without_package_versions_is_not_saved(
     content: str | None, run: Path, tmp_path: Path
 ) -> None:
@@ -392,15 +362,7 @@ def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
         assert "/tmp" not in str(getattr(found.facts, fact))
 
 
-def test_the_package_contains_the_shipped_controller() -> None:
-    import tomllib
-
-    root = Path(__file__).parents[2]
-    assert PRETRAINED.is_relative_to(root / "esper")
-    tables = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    assert f"*{PRETRAINED.suffix}" in tables["tool"]["setuptools"]["package-data"]["*"]
-
-
+@pytest.mark.slow
 def test_the_shipped_controller_grows_a_users_network() -> None:
     from torch import nn
 
@@ -426,7 +388,9 @@ def test_the_shipped_controller_grows_a_users_network() -> None:
     assert 0 < found.accuracy <= 100
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "pretrained"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint", pytest.param("pretrained", marks=pytest.mark.slow)]
+)
 def test_a_run_resumes_with_the_policy_that_it_began_with(
     name: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

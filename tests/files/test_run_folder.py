@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from esper.run.experiment import Experiment
-from esper.telemetry.event import RunResumed
-from tests.run.run_helpers import Does, Recorder, learning, round_ends, stop
+from esper.files.run_folder import RunFolder
+from tests.recorded import Recorded
 
 
-def test_a_log_that_lost_its_end_is_reported(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, rounds=3)
-    Experiment(config, tmp_path / "r", [Does(round_ends(2), stop)]).run()
-    log = tmp_path / "r" / "events.jsonl"
-    log.write_bytes(log.read_bytes()[:100])
-    sink = Recorder()
-    Experiment.resume(tmp_path / "r", [sink]).run()
-    resumed = sink.events[0]
-    assert isinstance(resumed, RunResumed)
-    assert [
-        "events.jsonl is missing its last" in warning for warning in resumed.warnings
-    ] == [True]
+def test_logs_are_cut_to_the_checkpoint_and_what_they_lack_is_reported(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    shutil.copytree(recorded.grown, tmp_path / "r")
+    folder = RunFolder(tmp_path / "r", resumed=True)
+    wanted = {"events.jsonl": 1000, "metrics.csv": 10**6}
+    (said,) = folder.cut_logs(wanted)
+    assert "metrics.csv is missing its last" in said
+    assert folder.log_sizes()["events.jsonl"] == 1000

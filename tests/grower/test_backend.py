@@ -37,15 +37,6 @@ def test_scores_are_those_of_the_networks_that_are_named() -> None:
     assert slot.contribution == pytest.approx(step.score - without)
 
 
-def test_a_trial_is_scored_with_the_seed_at_its_target() -> None:
-    loop = Loop().run(4)
-    step = loop.steps[-1]
-    with loop.grower.hooks.override_alphas({"r0c0": 1.0}):
-        tried = float(scores(loop.model).mean())
-    assert step.slots["r0c0"].trial == pytest.approx(tried - step.score)
-    assert step.score == step.without_seeds
-
-
 def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
     calls = []
 
@@ -147,16 +138,6 @@ def test_a_model_with_a_weight_that_is_not_finite_goes_back_to_the_last_snapshot
     assert all(parameter.grad is None for parameter in loop.model.parameters())
 
 
-def test_a_score_that_is_not_finite_rolls_the_model_back() -> None:
-    loop = governed().run(2)
-    before = bits(loop)
-    loop.train()
-    step = grower_of(loop).step(lambda _model: math.nan)
-    assert step.rollback is not None
-    assert math.isfinite(step.score)
-    assert torch.equal(bits(loop)["head.weight"], before["head.weight"])
-
-
 def test_a_kept_seed_is_restored_and_a_later_one_removed() -> None:
     later = {**GROW, 10: plant("r0c1")}
     loop = governed(controller=script(later)).run(12)
@@ -187,16 +168,6 @@ def test_growth_ends_after_the_last_rollback_and_the_loop_goes_on() -> None:
     loop.run(2)
     assert loop.steps[-1].done
     assert isinstance(grower_of(loop).finish(), nn.Module)
-
-
-def test_state_that_the_optimizer_made_after_the_snapshot_is_dropped() -> None:
-    loop = governed("adagrad").run(2)
-    extra = next(loop.model.parameters())
-    loop.train()
-    loop.optimizer.state[extra]["later"] = torch.ones(3)
-    break_weights(loop)
-    assert grower_of(loop).step(scores).rollback is not None
-    assert "later" not in loop.optimizer.state[extra]
 
 
 def test_a_governed_loop_that_never_goes_bad_keeps_its_bits() -> None:

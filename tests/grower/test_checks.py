@@ -116,15 +116,3 @@ def test_a_submodule_that_never_runs_is_named() -> None:
     loop.train()
     with pytest.raises(ConfigError, match=r"slot r0c1 \(idle\)"):
         loop.grower.step(scores)
-
-
-@pytest.mark.parametrize(
-    "make", [torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Muon]
-)
-def test_an_optimizer_that_cannot_update_seeds_is_refused(make: Any) -> None:
-    model = net()
-    optimizer = make([model.head.weight], lr=0.1)
-    with pytest.raises(
-        ConfigError, match=f"{make.__name__} cannot update seeds.*such as AdamW"
-    ):
-        Grower(model, SITES, optimizer, topology="mlp")

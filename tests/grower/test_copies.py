@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
 from esper.core.action import Op
-from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.hosts.seed_hook import CONTAINER
 from tests.grower.loops import (
     GROW,
     LENIENT,
@@ -21,7 +21,6 @@ from tests.grower.loops import (
     Loop,
     X,
     net,
-    same,
     scores,
     script,
     weights,
@@ -131,15 +130,6 @@ def test_close_leaves_the_model_and_the_optimizer_as_if_nothing_had_grown() -> N
     assert Loop(model=loop.model).run().steps[-1].done, "it can be grown again"
 
 
-def test_a_grown_model_is_grown_again() -> None:
-    first = Loop().run()
-    second = Loop(model=first.grower.finish()).run()  # type: ignore[arg-type]
-    wanted = outputs(second.model)
-    network = second.grower.finish()
-    assert torch.equal(outputs(network), wanted)
-    assert [hook.name for _, _, hook in hooks_of(network)] == ["r0c0", "r0c0_2"]
-
-
 @pytest.mark.parametrize("epochs", [0, 2, 7])
 def test_an_average_follows_whenever_it_was_made(epochs: int) -> None:
     """Made before the Grower, before the seed is on, and while it is."""
@@ -177,12 +167,3 @@ def test_an_average_uses_the_seeds_that_are_on() -> None:
     with loop.grower.hooks.override_alphas({"r0c0": 0.0}):
         alone = outputs(model)
     assert not torch.equal(alone, outputs(model))
-
-
-def test_an_average_does_not_change_a_bit_of_the_models_training() -> None:
-    model = net()
-    average = AveragedModel(model)
-    one = Loop(model=model, averages=[average]).run()
-    two = Loop().run()
-    assert average.n_averaged == 0
-    assert same(weights(one.model), weights(two.model))

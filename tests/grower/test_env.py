@@ -10,7 +10,7 @@ from esper.agents.heuristic import HeuristicController
 from esper.agents.make import OwnController
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
-from tests.grower.loops import Loop, same, scores, stages, weights
+from tests.grower.loops import Loop, same, stages, weights
 
 
 def test_a_loop_that_starts_early_plants_before_its_first_epoch() -> None:
@@ -43,15 +43,6 @@ def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_scor
         assert loop.grower.env.rules is not None
         expected = [100 * score for score in (*first, *baseline)]
         assert loop.grower.env.rules.baseline.accuracy == pytest.approx(expected)
-
-
-def test_evaluate_may_forbid_gradients_before_the_first_epoch() -> None:
-    loop = Loop()
-    step = loop.grower.start(torch.inference_mode()(scores))
-    assert step.action is not None
-    assert step.action.accepted
-    loop.run(14)
-    assert stages(loop)[-1] == "FOSSILIZED"
 
 
 def grower_at_once(controller: OwnController | str) -> tuple[Grower, nn.Module]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from esper.grower.gradients import GradStash, _joined, measurable, measure
 from esper.ops.grad_stats import grad_stats
-from tests.grower.loops import Loop, X, Y
 
 CPU = torch.device("cpu")
 DENSE = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
@@ -61,26 +60,6 @@ def test_a_kind_that_cannot_be_measured_is_left_out_and_said_once(
         len([record for record in caplog.records if "kind Own" in record.getMessage()])
         == 1
     )
-
-
-def test_a_host_with_sparse_and_complex_parameters_grows() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bag = nn.EmbeddingBag(8, 12, sparse=True)
-            self.turn = nn.Parameter(torch.ones(12, dtype=torch.complex64))
-            self.body, self.head = nn.Linear(12, 12), nn.Linear(12, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.bag((x > 0).long() * torch.arange(8))
-            return self.head(self.body((h * self.turn).real))  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    loop = Loop(
-        lambda p: torch.optim.SGD(p, 0.1), model=Mixed(), sites={"r0c0": "body"}
-    ).run()
-    assert loop.grower.kept
-    assert Y.shape == X.shape[:1]
 
 
 def test_what_is_aside_is_summed_and_handed_back_at_a_scale() -> None:

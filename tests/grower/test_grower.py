@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from esper.config import ConfigError
 from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import (
     GROW,
@@ -26,9 +25,6 @@ from tests.grower.loops import (
     script,
     stages,
     weights,
-)
-from tests.grower.loops import (
-    plain as plain_step,
 )
 
 
@@ -192,35 +188,6 @@ def test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was() -> 
     assert loop.grower.kept == {"r0c0": "mlp_small"}
 
 
-def test_hooks_of_the_users_own_act_in_the_same_order_after_the_end() -> None:
-    for before in (True, False):
-        model = net()
-        if before:
-            model.body[0].register_forward_hook(lambda _m, _i, o: 0.5 * o)
-        loop = Loop(model=model)
-        if not before:
-            model.body[0].register_forward_hook(lambda _m, _i, o: 0.5 * o)
-        loop.run()
-        logits = loop.model.eval()(X)
-        assert torch.equal(loop.grower.finish()(X), logits)
-
-
-def test_a_module_with_two_names_grows_by_either() -> None:
-    class Twice(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stages = nn.ModuleList([self.body[0]])
-
-    for path in ("body.0", "stages.0"):
-        torch.manual_seed(0)
-        loop = Loop(model=Twice(), sites={"r0c0": path}).run()
-        logits = loop.model.eval()(X)
-        assert torch.equal(loop.grower.finish()(X), logits)
-        assert loop.grower.kept
-    with pytest.raises(ConfigError, match="each on its own submodule"):
-        Loop(model=Twice(), sites={"r0c0": "body.0", "r0c1": "stages.0"})
-
-
 def test_two_passes_before_a_backward_pass_and_penalties_on_gradients_train() -> None:
     def take(loop: Loop, x: Tensor, y: Tensor) -> None:
         loop.optimizer.zero_grad()
@@ -290,43 +257,6 @@ def test_a_score_that_changes_when_nothing_did_is_said_once() -> None:
         Loop(epochs=5).run()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_features_keep_their_dtype_under_autocast(dtype: torch.dtype) -> None:
-    def take(loop: Loop, x: Tensor, y: Tensor) -> None:
-        loop.optimizer.zero_grad()
-        with torch.autocast("cpu", dtype):
-            loss = nn.functional.cross_entropy(loop.model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        loop.optimizer.step()
-
-    seen = set()
-    loop = Loop(step=take)
-    loop.model.body[1].register_forward_pre_hook(
-        lambda _m, inputs: seen.add(inputs[0].dtype) if loop.model.training else None
-    )
-    loop.run()
-    assert loop.grower.kept
-    loop.grower.finish()
-    loop.train()
-    assert seen == {dtype}
-
-
-def test_a_site_that_returns_a_tuple_grows_on_its_first_tensor() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru, self.head = nn.GRU(2, 12, batch_first=True), nn.Linear(12, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.gru(x.view(len(x), 4, 2))[0][:, -1])  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    loop = Loop(model=Recurrent(), sites={"r0c0": "gru"}, topology="transformer").run()
-    logits = loop.model.eval()(X)
-    assert loop.grower.kept == {"r0c0": "mlp_small"}
-    torch.testing.assert_close(loop.grower.finish().eval()(X), logits)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_trains_the_same_network(reentrant: bool) -> None:
     class Checkpointed(Net):
@@ -346,34 +276,3 @@ def test_the_named_controllers_play() -> None:
         loop = Loop(controller=name, epochs=8).run()
         assert loop.steps[-1].done
     assert Y.max() == 2
-
-
-def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish() -> (
-    None
-):
-    class Overwrites(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.mul_(2).div_(2).add_(0))
-
-    class Trains(Net):
-        quiet = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            if not self.training and not self.quiet and len(x) == 16:
-                raise ValueError("needs targets")
-            return super().forward(x)
-
-    torch.manual_seed(0)
-    loop = Loop(
-        model=Overwrites(), step=lambda loop, x, y: plain_step(loop, x.clone(), y)
-    ).run()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loop.grower.finish()
-    torch.manual_seed(0)
-    other = Loop(model=Trains()).run()
-    with pytest.warns(
-        UserWarning, match="not compared before and after growth.*needs targets"
-    ):
-        assert other.grower.finish() is other.model
-    assert list(hooks_of(other.model))

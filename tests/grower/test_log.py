@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from esper.agents.heuristic import HeuristicController
 from esper.cli.main import group
 from esper.config import ConfigError
 from esper.show.read import open_run
@@ -88,45 +87,6 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(
     assert curve.accuracy == (25.0,) * 14
 
 
-def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(
-    finished: Path,
-) -> None:
-    page = (finished / "report.html").read_text()
-    assert open_run(finished).value("run", "controller").startswith("callable:")
-    assert "callable:" in page.partition("The whole configuration")[2]
-    assert "env.gates.level" in page
-    assert "task.momentum" not in page
-    assert "ppo.clip" not in page
-    assert "best host" not in page
-    assert open_run(finished).of(events.RoundCompleted)[0].phase_seconds.keys() >= {
-        "validate",
-        "decide",
-    }
-
-
-def test_the_log_of_a_loop_has_log_probabilities(tmp_path: Path) -> None:
-    loop = Loop(
-        folder=tmp_path / "a",
-        controller=lambda env: Sure(env.action_spec, env.layout, 1),
-    ).run()
-    taken = open_run(tmp_path / "a").of(events.ActionTaken)
-    assert {event.log_prob for event in taken} == {-0.75}
-    assert [step.action for step in loop.steps if step.action] == taken
-
-
-class Sure(HeuristicController):
-    log_prob = (-0.75,)
-
-
-def test_the_log_changes_no_bit_of_the_loop(tmp_path: Path) -> None:
-    with_log, without = Loop(folder=tmp_path / "a").run(), Loop().run()
-    assert weights(with_log.model).keys() == weights(without.model).keys()
-    assert all(
-        (weights(with_log.model)[name] == value).all()
-        for name, value in weights(without.model).items()
-    )
-
-
 def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(
     tmp_path: Path,
 ) -> None:
@@ -140,7 +100,9 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(
     )
 
 
-@pytest.mark.parametrize(("epochs", "early"), [(0, False), (6, True)])
+@pytest.mark.parametrize(
+    ("epochs", "early"), [pytest.param(0, False, marks=pytest.mark.slow), (6, True)]
+)
 def test_a_resumed_loop_continues_its_log(
     tmp_path: Path, epochs: int, early: bool
 ) -> None:

@@ -61,10 +61,6 @@ class One(Crowd):
     count = 1
 
 
-class Two(Crowd):
-    count = 2
-
-
 class Counted:
     """A model of six layers in a loop that counts the calls of ``evaluate``, each of which is noted with its step."""
 
@@ -128,7 +124,7 @@ def of_stage(step: GrowthStep, *stages: str) -> list[str]:
     return [name for name, slot in step.slots.items() if slot.stage in stages]
 
 
-@pytest.mark.parametrize(("controller", "count"), [(One, 1), (Two, 2), (Crowd, 3)])
+@pytest.mark.parametrize(("controller", "count"), [(One, 1), (Crowd, 3)])
 def test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed(
     controller: Any, count: int
 ) -> None:
@@ -161,26 +157,6 @@ def test_what_was_not_measured_is_absent() -> None:
     epochs = [event for event in loop.events if isinstance(event, EpochCompleted)]
     assert set(epochs[-1].contributions) == set(LIVING)
     assert all(math.isfinite(event.reward) for event in epochs)
-
-
-def test_the_model_is_scored_without_seeds_wherever_that_costs_no_further_network() -> (
-    None
-):
-    """Beside kept seeds, at most one seed is blended here."""
-    loop = crowd(One)
-    assert all(step.without_seeds is not None for step in loop.steps)
-    assert loop.steps[-1].without_seeds == pytest.approx(loop.on({}))
-
-
-def test_a_seed_that_was_just_kept_shows_by_what_and_later_no_old_number() -> None:
-    loop = crowd(One)
-    kept = next(
-        place
-        for place, step in enumerate(loop.steps)
-        if step.slots["r0c1"].stage == "FOSSILIZED"
-    )
-    assert loop.steps[kept].slots["r0c1"].contribution is not None
-    assert loop.steps[kept + 1].slots["r0c1"].contribution is None
 
 
 def test_observations_hold_no_number_that_was_not_measured() -> None:
@@ -219,9 +195,3 @@ def test_kept_seeds_and_shapley_values_are_measured_if_that_is_asked_for() -> No
     assert loop.calls[-1] == 16, "all subsets of four"
     assert loop.grower.env is not None
     assert set(loop.grower.env.backend.shapley(0)) == {*KEPT, "r0c3"}
-
-
-def test_there_are_no_shapley_values_of_what_was_not_measured() -> None:
-    loop = crowd(One)
-    assert loop.grower.env is not None
-    assert loop.grower.env.backend.shapley(0) == {}

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS
-from esper.training.rng import SeedDraws, kept_generators
+from esper.data.rng import kept_generators
+from esper.training.rng import SeedDraws
 from tests.grower.loops import Loop, X, Y, do, net, plant, same, script, weights
 
 TRAINING = {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0")}

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from esper.core.action import Op
-from esper.core.stage import SeedStage
-from esper.grower.report import warning_of_unit
-from tests.grower.loops import LENIENT, Loop, do, plant, scores, script, stages
+from tests.grower.loops import Loop, do, plant, scores, script
 
 
 @pytest.mark.parametrize(
@@ -88,17 +86,6 @@ def test_a_score_in_another_unit_is_said_once_and_ends_nothing(
     with pytest.warns(UserWarning, match=f"pass {fitting};") as said:
         run()
     assert len(said) == 1
-
-
-def test_scores_of_the_expected_size_are_taken_without_a_word() -> None:
-    for score in (0.0, 1.0, -1.5, math.nan, math.inf):
-        assert warning_of_unit(score, 100.0) is None
-
-
-def test_stages_are_the_lifecycles() -> None:
-    """Names in reports are those of the lifecycle."""
-    loop = Loop().run()
-    assert set(stages(loop)) <= {stage.name for stage in SeedStage}
 
 
 def lines(loop: Loop) -> list[str]:
@@ -179,22 +166,3 @@ def test_the_end_says_why_nothing_was_kept(
     with caplog.at_level(logging.WARNING):
         loop.grower.finish()
     assert words in caplog.text
-
-
-def test_the_end_says_nothing_of_the_kind_if_something_was_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    loop = Loop().run()
-    with caplog.at_level(logging.WARNING):
-        loop.grower.finish()
-    assert "no seed is kept" not in caplog.text
-
-
-def test_a_seed_that_is_kept_at_once_is_said_to_be() -> None:
-    config = LENIENT.with_values(env={"at_once": True})
-    loop = Loop(
-        sites={"r2c0": "body.0 -> body.2"},
-        controller=script({0: plant("r2c0", "widen_half")}),
-        config=config,
-    )
-    assert str(loop.run(1).steps[0]).endswith(" parameters, kept at once")

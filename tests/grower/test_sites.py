@@ -55,15 +55,6 @@ def test_the_inputs_of_the_last_training_pass_are_known() -> None:
     assert passes.samples == 2
 
 
-def test_work_before_the_first_pass_is_done_once() -> None:
-    model, done = Flagged(), list[int]()
-    passes = PassHook(model)
-    passes.before_first = lambda: done.append(1)
-    model(True, x=ONES)
-    model(True, x=ONES)
-    assert done == [1]
-
-
 def test_a_site_that_runs_twice_in_a_pass_is_told_from_one_in_the_backward_pass() -> (
     None
 ):
@@ -140,6 +131,7 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
     assert int(batches) == int(before) + 1
 
 
+@pytest.mark.slow
 def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -> None:
     """BatchNorm removes a shift, unless its statistics were gathered without the seed."""
     registry = BLUEPRINTS.copy()
@@ -169,23 +161,6 @@ def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -
     assert trials["shadow"] == pytest.approx(0, abs=0.05)
     assert trials["ste"] is not None
     assert trials["ste"] < -0.3
-
-
-def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:
-    loop = Loop(step=shadowed, incubation="shadow").run(3)
-    site = loop.grower.hooks.sites["r0c0"]
-    assert site.seed is not None
-    loop.model.train()
-    loop.optimizer.zero_grad()
-    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
-    found = [loop.grower.groups.gradient(p) for p in site.seed.parameters()]
-    with loop.grower.hooks.override_alphas({"r0c0": 1.0}):
-        loss = nn.functional.cross_entropy(loop.model(X), Y)
-    expected = torch.autograd.grad(loss, list(site.seed.parameters()))
-    assert len(found) == len(expected)
-    for mine, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, other)
-    assert all(p.grad is None for p in loop.model.parameters())
 
 
 def test_a_missing_shadow_loss_is_an_error() -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
-import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.core.action import Op
 from esper.grower.grower import Grower
-from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.hosts.seed_hook import CONTAINER
 from tests.grower.loops import (
     LENIENT,
     Loop,
@@ -89,14 +86,7 @@ def test_a_kept_seed_stays_with_the_same_outputs(sites: Any, blueprint: str) -> 
     assert not torch.allclose(outputs(bare), wanted), "the seed counts"
 
 
-def test_a_loop_that_is_started_early_knows_the_layers_before_it_trains() -> None:
-    loop = loop_of(WIDEN, "widen_half", early=True).run(1)
-    assert [step.slots["r2c0"].blueprint for step in loop.steps] == [
-        "widen_half",
-        "widen_half",
-    ]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS[1:])
 def test_a_finished_model_is_compiled_and_exported_as_others_are(
     sites: Any, blueprint: str
@@ -110,34 +100,6 @@ def test_a_finished_model_is_compiled_and_exported_as_others_are(
         torch.testing.assert_close(
             torch.compile(model, backend="eager", fullgraph=False)(X), wanted
         )
-
-
-@pytest.mark.parametrize(
-    ("sites", "blueprint", "epochs"),
-    [(*KINDS[0], 3), (*KINDS[1], 6), (*KINDS[2], 14)],
-)
-def test_copies_pickles_and_averages_have_the_seed(
-    sites: Any, blueprint: str, epochs: int
-) -> None:
-    loop = loop_of(sites, blueprint)
-    loop.run(1)
-    average = AveragedModel(loop.model)
-    loop.grower.follow(average)
-    loop.run(epochs - 1)
-    file = io.BytesIO()
-    torch.save(loop.model, file)
-    file.seek(0)
-    wanted = outputs(loop.model)
-    for other in (torch.load(file, weights_only=False), copy.deepcopy(loop.model)):
-        assert torch.equal(outputs(other), wanted)
-    average.update_parameters(loop.model)
-    loop.run()
-    loop.grower.finish()
-    assert len(list(hooks_of(average))) == 1
-    average.update_parameters(loop.model)
-    assert [p.shape for p in average.module.parameters()] == [
-        p.shape for p in loop.model.parameters()
-    ]
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS[:1])
@@ -158,16 +120,6 @@ def test_a_loop_goes_on_from_its_state(sites: Any, blueprint: str) -> None:
     second.epoch = 6
     second.run()
     assert same(weights(second.grower.finish()), weights(whole.grower.finish()))
-
-
-def test_without_merge_the_seed_is_not_exported() -> None:
-    loop = loop_of(WIDEN, "widen_half").run()
-    model = loop.grower.finish()
-    with pytest.raises(esper.ConfigError, match="pass merge=True"):
-        esper.plain(model, X)
-    merged = esper.plain(model, X, merge=True)
-    torch.testing.assert_close(outputs(merged), outputs(model))
-    assert merged.body[0].out_features == 18
 
 
 class Around(nn.Module):
@@ -198,38 +150,6 @@ def test_a_source_and_its_sink_are_run_again_together() -> None:
         other,
     ) in pairs:  # the statistics of a BatchNorm count a part that is run again twice
         torch.testing.assert_close(mine, other)
-
-
-def test_threads_and_failed_passes_do_not_share_sources() -> None:
-    loop = loop_of(WIDEN, "widen_half").run()
-    model = loop.grower.finish().eval()
-    wanted = outputs(model)
-    with pytest.raises(RuntimeError):
-        model(X[:, :3])
-    found: list[bool] = []
-
-    def use(rows: slice) -> None:
-        with torch.no_grad():
-            found.extend(
-                torch.allclose(model(X[rows]), wanted[rows]) for _ in range(20)
-            )
-
-    threads = [
-        threading.Thread(target=use, args=(slice(start, start + 16),))
-        for start in (0, 16, 32)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 60
-
-
-def test_a_sink_that_runs_without_its_source_says_so() -> None:
-    loop = loop_of(WIDEN, "widen_half").run()
-    model: Any = loop.grower.finish()
-    with pytest.raises(esper.ConfigError, match=r"body\.0 has not run before body\.2"):
-        model.body[2](torch.zeros(2, 12))
 
 
 def test_blueprints_that_fit_nowhere_are_refused_at_the_first_step() -> None:
@@ -266,24 +186,6 @@ def test_a_seed_of_another_kind_of_site_is_refused_when_the_grower_is_made() -> 
             topology="mlp",
             config=config,
         )
-
-
-def test_sites_of_both_kinds_grow_in_one_model() -> None:
-    sites = {"r0c0": "body.1", **WIDEN, **LORA}
-    actions = {
-        0: plant("r2c0", "widen_half"),
-        1: plant("r3c0", "lora_2"),
-        2: plant("r0c0", "mlp_small"),
-    }
-    config = LENIENT.with_values(env={"one_incubating": False})
-    loop = Loop(sites=sites, controller=script(actions), config=config).run(4)
-    assert [
-        loop.steps[-1].slots[name].blueprint for name in ("r0c0", "r2c0", "r3c0")
-    ] == [
-        "mlp_small",
-        "widen_half",
-        "lora_2",
-    ]
 
 
 @pytest.mark.parametrize("kept", [False, True])

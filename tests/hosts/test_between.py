@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.hosts.between import Between, find_between, layers_of
-from esper.hosts.sources import SitePath
+from esper.hosts.between import Between, Trace, layers_of
+from esper.hosts.seed_hook import SitePath
 
 
 class Net(nn.Module):
@@ -46,10 +46,9 @@ X = torch.randn(2, 1, 12, 12)
 
 
 def between(model: nn.Module, text: str, x: Tensor = X) -> Between:
+    site = SitePath.parse(text)
     with torch.no_grad():
-        return find_between(
-            model.eval(), {"r0c0": SitePath.parse(text)}, lambda: model(x)
-        )["r0c0"]
+        return Trace(model.eval(), lambda: model(x), [site]).between(site)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +160,6 @@ def test_units_that_a_layer_beside_the_next_one_reads_are_no_chain(first: bool) 
 
 
 def test_a_shape_may_be_asked_for_and_dropout_keeps_its_rate() -> None:
-    model = Net()
-    parts = find_between(
-        model.train(),
-        {"r0c0": SitePath.parse("fc1 -> inner")},
-        lambda: model(torch.randn(2, 1, 12, 12)),
-    )["r0c0"]
-    assert "add" in parts.obstacle
-
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -206,14 +197,6 @@ def test_pools_are_those_that_the_model_calls() -> None:
     ]
     assert found.parts[2]["options"]["stride"] == 2
     assert found.parts[3]["options"] == {"kernel_size": 2, "stride": 1}
-
-
-def test_without_sources_the_model_runs_all_the_same() -> None:
-    runs: list[int] = []
-    assert (
-        find_between(Net(), {"r0c0": SitePath("conv1")}, lambda: runs.append(1)) == {}
-    )
-    assert runs == [1]
 
 
 def test_no_hook_stays_after_an_error() -> None:

@@ -1,16 +1,10 @@
 """The convolutional host: sizes, slots, and the grown host as a plain module."""
 
-import itertools
-
 import pytest
 import torch
 
-from esper.core.blend import Seed
-from esper.core.blueprints import BLUEPRINTS
-from esper.core.ramps import STYLES
 from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
-from esper.hosts.grown import GrownHost, KeptSeed
 
 
 @pytest.mark.parametrize(
@@ -65,36 +59,6 @@ def test_a_last_block_that_does_not_pool_has_one_slot() -> None:
 def test_impossible_rows_are_refused(rows: int, pool: bool) -> None:
     with pytest.raises(ValueError, match=f"rows={rows}"):
         CNNHost(1, 2, base=1, blocks=1, pool=pool, rows=rows)
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> None:
-    torch.manual_seed(0)
-    host = build_host().eval()
-    x = torch.randn(5, 1, 8, 8)
-    sites = {site.name: site for site in host.sites}
-    alphas = {"r0c0": 0.5, "r0c1": 1.0}
-    seeds = {
-        name: Seed(
-            BLUEPRINTS.get("cnn", "conv_light").build(sites[name].channels),
-            STYLES[style].operator,
-            sites[name].channels,
-            "cnn",
-        )
-        for name in alphas
-    }
-    h = x
-    for segment, site in itertools.zip_longest(host.segments, host.sites):
-        h = segment(h)
-        if site is not None and site.name in seeds:
-            h = h + alphas[site.name] * seeds[site.name](h)
-    kept = {
-        name: KeptSeed("conv_light", style, alpha) for name, alpha in alphas.items()
-    }
-    grown = GrownHost(host, seeds, kept, "test")
-    torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
-    assert not torch.equal(grown(x), host(x))
-    assert torch.equal(GrownHost(host, {}, {}, "test")(x), host(x))
 
 
 def test_each_block_may_have_a_width_of_its_own() -> None:

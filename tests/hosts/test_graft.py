@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from esper.config import ConfigError
 from esper.core.place import Features
-from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.inputs import Arguments
 
@@ -88,36 +87,6 @@ def test_nothing_is_added_to_the_model() -> None:
     )
 
 
-def test_forward_from_a_site_continues_from_given_features() -> None:
-    host = graft(small(), SITES, example=X).eval()
-    kept: dict[int, Tensor] = {}
-
-    def keep(site: int, here: Features) -> Tensor:
-        h = here.h
-        kept[site] = host.protected(h)
-        return h
-
-    logits = host.forward_with_hook(X, keep)
-    for site in (0, 1):
-        calls, again = seen(
-            host,
-            lambda at, site=site: host.forward_from(
-                X, site, Features.at_sink(kept[site]), at
-            ),
-        )  # type: ignore[misc]
-        assert torch.equal(again, logits)
-        assert [number for number, _ in calls] == [
-            1 - site
-        ]  # the earlier site acts again, without gradients
-        _, other = seen(
-            host,
-            lambda at, site=site: host.forward_from(
-                X, site, Features.at_sink(kept[site] + 1), at
-            ),
-        )  # type: ignore[misc]
-        assert not torch.equal(other, logits)
-
-
 class Skipping(nn.Module):
     """A residual network whose second site lies inside the branch."""
 
@@ -160,22 +129,6 @@ def test_forward_from_gives_no_gradient_to_earlier_layers() -> None:
     assert host.get_submodule("model.first.0").weight.grad is None
     assert host.get_submodule("model.second").weight.grad is not None
     assert torch.is_grad_enabled()
-
-
-def test_features_that_are_kept_survive_layers_that_write_over_them() -> None:
-    host = graft(small(), SITES, example=X)
-    kept, plain = [], []
-
-    def keep(site: int, here: Features) -> Tensor:
-        h = here.h
-        if site == 0:
-            kept.append(host.protected(h.detach()))
-            plain.append(h.detach())
-        return h
-
-    host.forward_with_hook(X, keep)
-    assert float(kept[0].min()) < 0  # as they arrived
-    assert float(plain[0].min()) == 0  # ReLU(inplace=True) has been there
 
 
 class Twice(nn.Module):
@@ -250,13 +203,6 @@ def test_a_probe_changes_no_buffer_and_no_mode() -> None:
     assert all(
         torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()
     )
-
-
-def test_a_host_of_esper_can_be_grafted() -> None:
-    torch.manual_seed(0)
-    ours = CNNHost(1, 10, base=3, blocks=2).eval()
-    host = graft(ours, {"r0c0": "segments.0"}, example=X)
-    assert torch.equal(host.eval()(X), ours(X))
 
 
 class Reader(nn.Module):

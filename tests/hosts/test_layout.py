@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.hosts.layout import check_channels, check_module, is_compiled, width_of
+from esper.hosts.layout import check_channels, check_module, width_of
 
 
 def compiled(module: nn.Module) -> Any:
@@ -47,10 +47,6 @@ def test_a_site_in_a_compiled_part_is_refused(part: Any, path: str) -> None:
     with pytest.raises(esper.ConfigError, match="lies in a compiled part"):
         check_module(model, "r0c0", path, "mlp")
     check_module(model, "r0c0", "1", "mlp")  # a part beside it is as good as before
-
-
-def test_an_uncompiled_module_is_not_taken_for_one() -> None:
-    assert not is_compiled(nn.Linear(4, 4))
 
 
 def test_parts_that_are_never_called_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,6 +82,12 @@ class Tied(nn.Module):
             seed_of("lora"),
             "first: another layer uses the same weights",
         ),
+        (
+            nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
+            "0",
+            seed_of("lora"),
+            "0: its output comes from a ParametrizedLinear",
+        ),
     ],
 )
 def test_a_seed_that_cannot_be_merged_stays_and_is_named(
@@ -120,40 +125,6 @@ def test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged() -> 
         False,
     ]
     assert torch.equal(plain.up.weight, network.get_parameter("up.weight"))
-    require_same(network, plain, torch.randn(5, 8))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weights_of_any_precision_are_merged(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
-    wide = torch.promote_types(dtype, torch.float32)  # as seeds are planted
-    network, x = (
-        grown(model, "0", seed_of("lora").to(wide)),
-        torch.randn(5, 8, dtype=dtype),
-    )
-    merged = esper.plain(network, x, merge=True)
-    assert type(merged[0]) is nn.Linear  # type: ignore[index]
-    assert not merged[0]._forward_hooks  # type: ignore[index]
-    assert merged[0].weight.dtype == dtype  # type: ignore[index]
-    if dtype == torch.float64:
-        torch.testing.assert_close(merged(x), network(x), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("normalized", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_a_layer_whose_weights_are_computed_stays(
-    normalized: Callable[[nn.Module], nn.Module],
-) -> None:
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.Sequential(normalized(nn.Linear(8, 8)), nn.ReLU())
-    model(torch.randn(3, 8))  # afterwards its weights have a graph
-    network = grown(model, "0", seed_of("lora"))
-    with pytest.warns(
-        UserWarning, match="0: the weights of its layer are computed from others"
-    ):
-        plain = esper.plain(network, torch.randn(3, 8), merge=True)
     require_same(network, plain, torch.randn(5, 8))
 
 

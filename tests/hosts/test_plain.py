@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import esper
@@ -146,24 +145,6 @@ def test_a_grown_host_becomes_an_ordinary_module(kind: str) -> None:
             esper.plain(network, x, merge=True)
 
 
-def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(3, 8)
-    network = grown(
-        nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
-        "1",
-        seed_of("mlp_small"),
-    )
-    network.train()(x)  # its running statistics are weights, too
-    plain = esper.plain(network, x)
-    save_file(plain.state_dict(), tmp_path / "weights.safetensors")
-    other = esper.plain(network, x)
-    for tensor in other.state_dict().values():
-        tensor.zero_()
-    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
-    require_same(network, other, x)
-
-
 def test_the_copy_of_a_growers_model_has_its_keys_and_trains() -> None:
     loop = Loop().run()
     assert loop.grower is not None
@@ -296,11 +277,6 @@ def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(
     assert len(list(hooks_of(network))) == 1, "the network itself stays as it was"
 
 
-def test_a_submodule_that_takes_any_arguments_is_made_plain() -> None:
-    network, x = grown(Skips(), "starred", seed_of("mlp_small")), torch.randn(2, 8)
-    require_same(network, esper.plain(network, x), x)
-
-
 class Vae(nn.Module):
     """Samples, and returns a tuple."""
 
@@ -386,15 +362,6 @@ class Max(nn.Module):
 def test_a_submodule_that_returns_a_named_tuple_still_does() -> None:
     network = grown(Named(), "max", seed_of("mlp_small"))
     require_same(network, esper.plain(network, X8), X8)
-
-
-def test_submodules_keep_their_class_and_attributes() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    grown(network, "layers.0", seed_of("mlp_small", "encoder"))
-    plain: Any = esper.plain(network, torch.randn(2, 5, 8))
-    assert type(plain.layers[0]) is nn.TransformerEncoderLayer
-    require_same(network, plain, torch.randn(3, 5, 8))
 
 
 class Closure(nn.Module):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.config import ConfigError
 from esper.core.ramps import BlendOperator
 from esper.core.site import guard_group_norm
 from esper.hosts.cnn import CNNHost
@@ -57,14 +56,6 @@ def test_a_part_of_a_network_has_its_seeds_among_its_parameters() -> None:
 SMALL = seed_of("mlp_small")
 
 
-def test_a_network_that_is_grown_as_a_whole_is_exported() -> None:
-    network = grown(nn.Linear(8, 8), "", seed_of("mlp_small")).eval()
-    plain = esper.plain(network, X8)
-    for strict in (True, False):
-        program = torch.export.export(plain, (X8,), strict=strict)
-        torch.testing.assert_close(program.module()(X8), network(X8))
-
-
 def test_a_module_around_a_grown_host_is_made_plain() -> None:
     host = graft(
         nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
@@ -91,8 +82,12 @@ def test_a_module_around_a_grown_host_is_made_plain() -> None:
         require_same(network, plain, x)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("operator", BlendOperator)
+@pytest.mark.parametrize(
+    ("dtype", "operator"),
+    list(
+        zip((torch.bfloat16, torch.float64, torch.bfloat16), BlendOperator, strict=True)
+    ),
+)
 def test_a_grown_network_and_its_copy_can_be_turned_into_another_dtype(
     dtype: torch.dtype, operator: BlendOperator
 ) -> None:
@@ -149,28 +144,6 @@ def test_a_network_with_a_state_stays_as_it_is() -> None:
     assert float(network.passes) == float(plain.passes) == 1
     assert network.state[0] is kept
     torch.testing.assert_close(plain(X8), network(X8))
-
-
-class Policy(nn.Module):
-    """Returns a distribution, whose arguments are checked."""
-
-    def __init__(self, closed: bool) -> None:
-        super().__init__()
-        self.layer = layer = nn.Linear(8, 8)
-        self.call = (lambda x: layer(x)) if closed else None
-
-    def forward(self, x: Tensor) -> torch.distributions.Categorical:
-        return torch.distributions.Categorical(
-            logits=self.layer(x) if self.call is None else self.call(x)
-        )
-
-
-def test_a_network_may_return_a_distribution() -> None:
-    network = grown(Policy(closed=False), "layer", seed_of("lora"))
-    plain = esper.plain(network, X8, merge=True)
-    torch.testing.assert_close(plain(X8).logits, network(X8).logits)
-    with pytest.raises(ConfigError, match="make it a method"):
-        esper.plain(grown(Policy(closed=True), "layer", seed_of("lora")), X8)
 
 
 def test_what_torch_notes_of_removed_hooks_goes_too() -> None:

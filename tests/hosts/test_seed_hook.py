@@ -16,17 +16,12 @@ from esper.core.blend import Seed
 from esper.core.ramps import BlendOperator
 from esper.hosts.seed_hook import (
     CONTAINER,
-    GrownSeeds,
-    SeedHook,
     attach,
     container_of,
     home_of,
     hooks_of,
     key_of,
-    register,
-    without_vacant_hooks,
 )
-from esper.hosts.sources import SitePath
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -85,12 +80,6 @@ def test_only_the_first_tensor_of_a_tuple_grows_and_arguments_are_passed_on() ->
     h, state = grown(Net(), "pair", 0.25)(X)
     torch.testing.assert_close(h, 1.5 * (X + 1))
     assert state == "state"
-
-
-def test_nested_submodules_both_grow() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Identity()))
-    attach(model, {"0": ("r0c0", doubled(), 1.0), "0.0": ("r0c1", doubled(), 0.5)})
-    torch.testing.assert_close(model(X), 3 * 2 * X)
 
 
 def test_a_grown_submodule_keeps_identity_class_attributes_and_keys() -> None:
@@ -175,6 +164,7 @@ def test_hooks_that_are_added_in_a_new_process_replace_no_seed(tmp_path: Any) ->
     assert done.stdout.strip() == "True", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_grown_network_is_exported_with_any_number_of_samples(strict: bool) -> None:
     model = grown(Block(), "first").eval()
@@ -210,23 +200,6 @@ def test_a_layer_that_is_shared_does_not_hold_the_container() -> None:
     assert home_of(model) is model[2]
 
 
-def test_a_module_with_two_names_grows_once() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.stages = nn.ModuleList([self.first, nn.Linear(4, 4)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for stage in self.stages:
-                x = stage(x)
-            return x
-
-    model = Net()
-    plain = model.stages[1](2 * model.first(X))
-    torch.testing.assert_close(grown(model, "first")(X), plain)
-
-
 def test_a_network_that_runs_all_children_of_a_module_computes_the_same() -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
@@ -253,14 +226,3 @@ def test_names_of_earlier_seeds_are_not_taken_again() -> None:
         "grown_seeds.r0c0_3",
         "grown_seeds.r0c0_2",
     ]
-
-
-def test_hooks_without_a_seed_are_cleared_away() -> None:
-    model = Block()
-    register(model, SitePath("first"), SeedHook("r0c0"))
-    container_of(model)
-    wanted = model(X)
-    without_vacant_hooks(model)
-    assert not model.first._forward_hooks
-    assert not any(isinstance(module, GrownSeeds) for module in model.modules())
-    assert torch.equal(model(X), wanted)

@@ -30,7 +30,7 @@ def outputs(model: Any) -> torch.Tensor:
         return model.eval()(X)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("epochs", [5, 12])
+@pytest.mark.parametrize("epochs", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_state_of_any_moment_gives_the_outputs_of_that_moment(epochs: int) -> None:
     """While a seed is half blended in, and when it is kept."""
     loop = Loop().run(epochs)

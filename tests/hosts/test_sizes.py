@@ -10,10 +10,8 @@ from esper.config import ConfigError
 from esper.data.tasks import build_host
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.sizes import HostFamily, at_width, nearest_in_size
-from esper.hosts.transformer import TransformerHost
 
 DIGITS = torch.zeros(3, 1, 8, 8)
-TOKENS = torch.zeros(3, 16, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
@@ -28,40 +26,6 @@ def test_the_nearest_width_of_a_convolutional_host(
     made = found()
     assert made.parameter_count == parameters
     assert made.slot_names == build_host("digits").slot_names
-
-
-def test_the_nearest_width_of_a_transformer() -> None:
-    host = TransformerHost(vocabulary=50, width=8, layers=2, heads=4, block=16, slots=2)
-    sizes = {
-        w: TransformerHost(50, w, 2, 4, 16, 2).parameter_count for w in (8, 12, 16)
-    }
-    assert nearest_in_size(lambda: host, sizes[12] + 1, TOKENS).width == 12
-    assert (
-        nearest_in_size(lambda: host, sizes[16] - 1, TOKENS)().parameter_count
-        == sizes[16]
-    )
-    assert isinstance(
-        nearest_in_size(lambda: host, sizes[16], TOKENS)(), TransformerHost
-    )
-
-
-@pytest.mark.parametrize(("width", "parameters"), [(1, 63), (3, 277), (4, 438)])
-def test_a_convolutional_host_of_a_width_narrower_or_wider(
-    width: int, parameters: int
-) -> None:
-    """9·w + 9·2·w² of convolutions, 2·3·w of norms, 10·2·w + 10 of the head."""
-    made = at_width(lambda: build_host("digits"), width)()
-    assert made.parameter_count == parameters == 18 * width**2 + 35 * width + 10
-    assert made.slot_names == build_host("digits").slot_names
-
-
-def test_a_transformer_of_a_width_that_its_heads_divide() -> None:
-    host = TransformerHost(vocabulary=50, width=8, layers=2, heads=4, block=16, slots=2)
-    made = at_width(lambda: host, 4)()
-    assert made.parameter_count == TransformerHost(50, 4, 2, 4, 16, 2).parameter_count
-    for width in (6, 0, -4):
-        with pytest.raises(ConfigError, match="give a multiple of 4; it has 8"):
-            at_width(lambda: host, width)
 
 
 def own(width: int) -> GraftedHost:

@@ -30,22 +30,6 @@ def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None
     assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr
 
 
-def test_compiled_operators_of_torchvision_are_used_if_they_load() -> None:
-    """With the torch that it was built for, no operator is declared in their place."""
-    import torch
-
-    torchvision = import_torchvision()
-    boxes, scores = (
-        torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]),
-        torch.tensor([0.5, 0.9]),
-    )
-    if torchvision.extension._has_ops():
-        assert torchvision.ops.nms(boxes, scores, 0.5).tolist() == [1]
-    else:
-        with pytest.raises(RuntimeError, match="Couldn't load custom C"):
-            torchvision.ops.nms(boxes, scores, 0.5)
-
-
 def test_the_error_for_a_missing_torchvision_names_the_pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,16 +6,17 @@ import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import esper
+from esper.hosts.grown import GrownHost, KeptSeed
 from esper.training.rng import RngHandle, own_dropout
 from tests.core_helpers import EASY_GATES
-from tests.hosts.plain_models import GENERATOR, Plain, X, double, task_of
+from tests.hosts.grown_modules import seed_of
+from tests.hosts.plain_models import Plain, X, double, task_of
 from tests.run.test_grow import SCHEDULE
 
 
@@ -68,15 +69,21 @@ def halves() -> nn.Module:
     return Plain().bfloat16()
 
 
+MODELS = [
+    (Normalises, "first", X),
+    (Tied, "first", X),
+    (double, "first", X.double()),
+    (halves, "first", X.bfloat16()),
+    (lazy, "0", X),
+    (frozen, "first", X),
+]
+
+
 @pytest.mark.parametrize(
     ("make", "site", "x"),
     [
-        (Tied, "first", X),
-        (Normalises, "first", X),
-        (double, "first", X.double()),
-        (halves, "first", X.bfloat16()),
-        (lazy, "0", X),
-        (frozen, "first", X),
+        pytest.param(*case, marks=pytest.mark.slow if number else ())
+        for number, case in enumerate(MODELS)
     ],
 )
 def test_a_users_model_grows_and_is_loaded_from_its_files(
@@ -94,29 +101,6 @@ def test_a_users_model_grows_and_is_loaded_from_its_files(
     loaded = esper.load_host(tmp_path / "saved", model=model)
     assert torch.equal(loaded(task.test.x), grown.network(task.test.x))
     assert esper.accuracy(loaded, task.test.x, task.test.y) == grown.accuracy
-
-
-def test_refused_seeds_are_reported(tmp_path: Path) -> None:
-    """Squeeze-and-excite for images, planted where features are plain: there is no such blueprint, but wrong shapes."""
-    images = torch.randn(96, 1, 4, 4, generator=GENERATOR)
-
-    class Bad(nn.Module):
-        def forward(self, h: Tensor) -> Tensor:
-            return h[:, :, 1:]
-
-    from esper.core.blueprints import BLUEPRINTS
-
-    registered = dict(BLUEPRINTS._table)
-    BLUEPRINTS.register("cnn", "bad", parameters=lambda channels: 0)(
-        lambda channels: nn.Sequential(Bad())
-    )
-    try:
-        model = lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))  # noqa: E731
-        grown = grow(task_of(model, "0", "cnn", x=images), tmp_path, "bad")
-    finally:
-        BLUEPRINTS._table = registered
-    assert grown.seeds == {}
-    assert "no parameters" in grown.refusals[0]
 
 
 def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
@@ -140,9 +124,10 @@ def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
     )  # a model that was merely in use
 
 
-def test_a_grown_network_serves_many_threads(tmp_path: Path) -> None:
-    task = task_of(Plain, "first")
-    network = grow(task, tmp_path).network
+def test_a_grown_network_serves_many_threads() -> None:
+    host = esper.graft(Plain(), {"r0c0": "first"}, "mlp", example=X)
+    kept = {"r0c0": KeptSeed("mlp_small", "LINEAR_ADD", 1.0)}
+    network = GrownHost(host, {"r0c0": seed_of("mlp_small")}, kept, "mine").eval()
     wanted = network(X)
     wrong: list[float] = []
 
@@ -157,39 +142,3 @@ def test_a_grown_network_serves_many_threads(tmp_path: Path) -> None:
         thread.join()
     assert len(wrong) == 60
     assert max(wrong) == 0
-
-
-def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(
-    tmp_path: Path,
-) -> None:
-    network = grow(task_of(Plain, "first"), tmp_path).network
-    esper.export(network, tmp_path / "saved")
-    elsewhere = esper.graft(Plain(), {"r0c0": "last"}, "mlp", example=X)
-    with pytest.raises(
-        esper.ConfigError,
-        match=r"has mlp slots \{'r0c0': 'last'\}, but the saved host was grown with",
-    ):
-        esper.load_host(tmp_path / "saved", model=elsewhere)
-    same = esper.graft(Plain(), {"r0c0": "first"}, "mlp")
-    assert torch.equal(esper.load_host(tmp_path / "saved", model=same)(X), network(X))
-
-
-def test_a_recurrent_network_grows(tmp_path: Path) -> None:
-    """Seeds grow on the first tensor of its tuple; logits are returned as in Hugging Face's models."""
-    grown = grow(task_of(Recurrent, "gru", "transformer"), tmp_path)
-    assert grown.seeds == {"r0c0": "mlp_small"}
-    plain = esper.plain(grown.network, X[:3])
-    torch.testing.assert_close(
-        plain(X)["logits"], grown.network(X), rtol=1e-5, atol=1e-5
-    )
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(1, 8, batch_first=True)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        h, _ = self.gru(x[:, :, None])
-        return {"logits": self.last(h[:, -1])}

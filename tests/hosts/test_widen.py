@@ -122,23 +122,6 @@ def test_a_merged_network_computes_the_same_with_nothing_of_esper_in_it(
     assert torch.equal(network(x), wanted)  # the network itself is as it was
 
 
-@pytest.mark.parametrize("kind", ["all in a row", "fused", "grafted, one"])
-def test_a_merged_network_has_the_parameters_of_the_wider_one(kind: str) -> None:
-    network, x = grown(kind)
-    merged = esper.plain(network, x, merge=True)
-    if kind == "grafted, one":
-        wider = Net()
-        wider.conv2, wider.fc1 = nn.Conv2d(4, 16, 3), nn.Linear(16 * 16, 16)
-    else:
-        base, blocks = (3, 3) if kind == "all in a row" else (8, 2)
-        wider = CNNHost(
-            1, 10, base, blocks, widths=[2 * base * 2**block for block in range(blocks)]
-        )  # type: ignore[assignment]
-    assert sum(p.numel() for p in merged.parameters()) == sum(
-        p.numel() for p in wider.parameters()
-    )
-
-
 def test_weights_between_two_widenings_are_zero_and_learn() -> None:
     network, x = grown("all in a row")
     merged = esper.plain(network, x, merge=True)

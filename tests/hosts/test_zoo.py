@@ -2,91 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-import esper
 from esper.config import ConfigError
-from esper.core.blend import Seed
-from esper.core.blueprints import BLUEPRINTS
-from esper.core.ramps import BlendOperator
 from esper.hosts.zoo import SITES, torchvision_host
-from tests.run.test_grow import SCHEDULE
+from tests.selection import slow_except
 
 
-@pytest.mark.slow
-def test_a_model_of_torchvision_grows(tmp_path: Path) -> None:
-    """Two classes of noise that differ in colour."""
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(48) % 2
-    x = torch.randn(48, 3, 32, 32, generator=generator) + y[:, None, None, None]
-    splits = [
-        esper.Split(x[rows], y[rows])
-        for rows in (slice(0, 32), slice(32, 40), slice(40, 48))
-    ]
-
-    def build_host() -> esper.hosts.graft.GraftedHost:
-        return torchvision_host(
-            "shufflenet_v2_x0_5", 2, sites={"r0c0": "stage2", "r0c1": "stage4"}
-        )
-
-    task = esper.Task(
-        "noise", 2, build_host, *splits, batch_size=16, learning_rate=0.01
-    )
-    (tmp_path / "s.toml").write_text(SCHEDULE)
-    config = esper.TrainingConfig.parse(
-        {
-            "env": {
-                "baseline_episodes": 1,
-                "gates": {"min_training_epochs": 1, "trial_standard_errors": 1e6},
-            }
-        }
-    )
-    grown = esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
-    assert grown.seeds == {"r0c0": "conv_light"}
-    assert grown.host_parameters == 1_366_792 - 998 * 1025
-    assert grown.parameters == grown.host_parameters + 9 * 48 * 48 + 3 * 48
-    assert esper.accuracy(grown.network, task.test.x, task.test.y) == grown.accuracy
-
-
-def test_a_seed_learns_in_a_resnet18_for_small_images() -> None:
-    """Images of 32 pixels, as CIFAR's."""
-    host = torchvision_host(
-        "resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True
-    )
-    x = torch.randn(2, 3, 32, 32)
-    host.probe(x)
-    assert [site.channels for site in host.sites] == [64, 512]
-    assert host.parameter_count == 11_173_962 - 8 * 513
-    seed = Seed(
-        BLUEPRINTS.get("cnn", "conv_light").build(64), BlendOperator.ADD, 64, "cnn"
-    )
-    logits = host.train().forward_with_hook(
-        x, lambda site, at: at.h + seed(at.h) if site == 0 else at.h
-    )
-    torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
-    for parameter in (*host.parameters(), *seed.parameters()):
-        assert parameter.grad is not None
-        assert bool(parameter.grad.isfinite().all())
-        assert float(parameter.grad.norm()) > 0
-
-
-@pytest.mark.parametrize("name", ["mobilenet_v2", "convnext_tiny", "densenet121"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(["mobilenet_v2"], ["mobilenet_v2", "convnext_tiny", "densenet121"]),
+)
 def test_known_sites_can_hold_slots(name: str) -> None:
     host = torchvision_host(name, 10, SITES[name])
     host.probe(torch.randn(2, 3, 64, 64))
     assert [site.name for site in host.sites] == ["r0c0", "r0c1", "r0c2", "r0c3"]
     assert host.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 10)
-
-
-def test_cifar_s_resnet_has_its_known_size() -> None:
-    with torch.device("meta"):
-        assert (
-            torchvision_host("resnet18", 10, small_images=True).parameter_count
-            == 11_173_962
-        )
 
 
 def test_wrong_names_list_the_right_ones() -> None:
@@ -101,3 +33,9 @@ def test_wrong_names_list_the_right_ones() -> None:
         torchvision_host("resnet18", 10, {"r0c0": "layer9"})
     with pytest.raises(ConfigError, match="for ResNets; densenet121 is not one"):
         torchvision_host("densenet121", 10, small_images=True)
+
+
+def test_a_resnet_for_small_images_has_its_known_size() -> None:
+    with torch.device("meta"):
+        host = torchvision_host("resnet18", 10, small_images=True)
+    assert host.parameter_count == 11_173_962

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import esper
-from esper.core.ramps import BlendOperator
-from esper.hosts.graft import graft
 from esper.hosts.seed_hook import attach
-from tests.grower.loops import GROWS, LENIENT, plant, script
+from tests.grower.loops import LENIENT, plant, script
 from tests.hosts.grown_modules import seed_of
-from tests.hosts.test_plain import without_esper
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; see the extra integrations"
@@ -54,114 +51,6 @@ def gpt2() -> nn.Module:
     )
     model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
-
-
-def vit() -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1)
-    model: nn.Module = transformers.ViTForImageClassification(config)
-    return model
-
-
-def split(rows: slice) -> esper.Split:
-    return esper.Split(
-        {"input_ids": IDS[rows], "attention_mask": MASK[rows]}, LABELS[rows]
-    )
-
-
-def test_bert_is_a_host_and_its_mask_matters() -> None:
-    task = esper.Task(
-        name="bert",
-        classes=2,
-        build_host=lambda: esper.graft(
-            bert(), {"r0c0": "bert.encoder.layer.0"}, "encoder"
-        ),
-        train=split(slice(0, 40)),
-        validation=split(slice(40, 52)),
-        test=split(slice(52, 64)),
-        batch_size=8,
-    )
-    grown = esper.grow(task, "random", epochs=4)
-    assert grown.refusals == ()
-    x = task.test.x.values
-    assert grown.accuracy == pytest.approx(
-        esper.accuracy(grown.network, x, task.test.y)
-    )
-    unmasked = grown.network(
-        input_ids=x["input_ids"], attention_mask=torch.ones_like(x["attention_mask"])
-    )
-    assert not torch.equal(grown.network(**x), unmasked)
-
-
-def test_bert_grows_in_a_plain_loop_and_becomes_bert_again() -> None:
-    model = bert()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    grower = esper.Grower(
-        model,
-        {"r0c0": "bert.encoder.layer.1"},
-        optimizer,
-        GROWS,
-        12,
-        topology="encoder",
-        config=LENIENT,
-    )
-
-    def evaluate(model: nn.Module) -> Tensor:
-        return (
-            model.eval()(input_ids=IDS, attention_mask=MASK).logits.argmax(1) == LABELS
-        ).float()
-
-    for _ in range(12):
-        model.train()
-        model(input_ids=IDS, attention_mask=MASK, labels=LABELS).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        grower.step(evaluate)
-    network = grower.finish().eval()
-    assert grower.kept == {"r0c0": "mlp_small"}
-    x = {"input_ids": IDS[:5], "attention_mask": MASK[:5]}
-    plain = esper.plain(network, x)
-    assert without_esper(plain)
-    assert type(plain) is type(bert())
-    torch.testing.assert_close(
-        plain(**x).logits, network(**x).logits, rtol=1e-5, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "path", "topology", "x"),
-    [
-        (gpt2, "transformer.h.1", "transformer", IDS[:3]),
-        (
-            gpt2,
-            "transformer.h.0.attn",
-            "transformer",
-            IDS[:3],
-        ),  # whose module returns a tuple
-        (vit, "vit.layers.0", "encoder", torch.randn(3, 1, 8, 8)),
-        (bert, "bert.encoder.layer.0.attention", "encoder", (IDS[:3], MASK[:3])),
-    ],
-    ids=["block", "attention", "vit", "bert"],
-)
-def test_sites_of_known_models_hold_seeds_that_can_be_made_plain(
-    make: Any, path: str, topology: str, x: Any
-) -> None:
-    host = graft(make().eval(), {"r0c0": path}, topology, example=x)
-    assert [site.channels for site in host.sites] == [16]
-    model = make().eval()
-    attach(
-        model,
-        {path: ("r0c0", seed_of("attention", topology, BlendOperator.GATE, 16), 0.5)},
-    )
-    model.eval()
-    plain = esper.plain(model, x)
-    assert without_esper(plain)
-    x = x if isinstance(x, tuple) else (x,)
-    found, wanted, bare = (
-        network(*x).logits for network in (plain, model, make().eval())
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(bare, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_loras_merge_into_the_layers_of_gpt2() -> None:

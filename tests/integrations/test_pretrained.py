@@ -23,10 +23,8 @@ from transformers import (
 )
 
 from esper.core.action import Op
-from esper.hosts.seed_hook import attach, hooks_of
 from esper.integrations.pretrained import from_pretrained
 from tests.grower.loops import LENIENT, do, plant, script
-from tests.hosts.grown_modules import seed_of
 
 IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(0))
 GROW = {
@@ -117,26 +115,6 @@ def test_a_model_that_has_not_grown_is_loaded_as_always(tmp_path: Path) -> None:
         from_pretrained(LlamaForCausalLM, tmp_path)
 
 
-def test_a_merged_model_is_an_ordinary_one(tmp_path: Path) -> None:
-    model = llama().eval()
-    attach(
-        model,
-        {
-            "model.layers.0.mlp.down_proj": (
-                "r0c0",
-                seed_of("lora", "transformer", width=32),
-                1.0,
-            )
-        },
-    )
-    merged: Any = esper.plain(model, IDS, merge=True)
-    merged.save_pretrained(tmp_path)
-    back = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(
-        back(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4
-    )
-
-
 @pytest.mark.parametrize("make", [llama, gpt2])
 @pytest.mark.parametrize("blueprint", ["mlp_small", "lora", "attention"])
 def test_generation_with_a_cache_equals_generation_without(
@@ -155,38 +133,6 @@ def test_generation_with_a_cache_equals_generation_without(
         for cache in (True, False)
     )
     assert torch.equal(with_cache, without)
-
-
-def test_seeds_that_mix_positions_are_planted_where_nothing_is_padded_and_nothing_generates() -> (
-    None
-):
-    from transformers import BertConfig, BertForSequenceClassification
-
-    padded = torch.ones_like(IDS)
-    padded[0, 6:] = 0
-    for mask, kept in ((None, True), (torch.ones_like(IDS), True), (padded, False)):
-        torch.manual_seed(0)
-        sizes = {
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        }
-        model: Any = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        actions = script({0: plant("r0c0", "attention")})
-        sites = {"r0c0": "bert.encoder.layer.0"}
-        grower = esper.Grower(
-            model, sites, optimizer, actions, 4, topology="encoder", config=LENIENT
-        )
-        model.train()
-        model(
-            input_ids=IDS, attention_mask=mask, labels=torch.zeros(4, dtype=torch.long)
-        ).loss.backward()
-        optimizer.step()
-        step = grower.step(lambda _model: 0.5)
-        assert (step.slots["r0c0"].stage == "GERMINATED") is kept
-        assert hooks_of(model)
 
 
 class Mixed(PyTorchModelHubMixin, nn.Module):

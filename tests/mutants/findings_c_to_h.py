@@ -49,7 +49,8 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/env/host_row.py",
             "state.rolled_back[row] = True",
             "state.rolled_back[:] = True",
-            "tests/env/test_env_host.py::test_only_the_panicking_env_is_rolled_back",
+            "tests/env/test_faults.py::"
+            "test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env[NaN weight-fossil]",
         ),
     ],
     "H2": [
@@ -83,7 +84,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "alphas of counterfactuals are those of the first configuration",
             "esper/training/validate.py",
-            "    alphas = training.tried[first : first + len(configurations)]",
+            "    alphas = training.tried[: len(configurations)]",
             "    alphas = training.tried[:1].expand(len(configurations), -1)",
             "tests/training/test_counterfactual.py::test_one_pass_gives_the_results_of_a_pass_per_configuration",
         ),

@@ -204,8 +204,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "every env reads the rows of the first one's stream",
             "esper/data/shared_batches.py",
-            "        rows = self.streams[env].draw(count)",
-            "        rows = self.streams[0].draw(count)",
+            "generator=self.generators[env])",
+            "generator=self.generators[0])",
             "tests/data/test_shared_batches.py::test_each_env_gets_the_rows_of_its_own_stream",
         ),
         Fault(

@@ -36,14 +36,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a merged gated module counts new units in full",
-            "esper/hosts/gated.py",
+            "esper/hosts/between.py",
             'new.get_parameter("weight"), 1, alpha)',
             'new.get_parameter("weight"), 1, 1.0)',
             "tests/hosts/test_gated.py::test_more_units_are_those_of_a_wider_module",
         ),
         Fault(
             "units that depend on each other count as a gated module",
-            "esper/hosts/gated.py",
+            "esper/hosts/between.py",
             "            return gated if _adds_up(gated) else None\n",
             "            return gated\n",
             "tests/hosts/test_gated.py::test_other_modules_are_none",
@@ -68,8 +68,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "channels that come last are taken for positions",
             "esper/hosts/layout.py",
-            "            return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))\n",
-            "            return Layout(spatial[rank])\n",
+            "        return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))\n",
+            "        return Layout(spatial[rank])\n",
             "tests/hosts/test_places.py::test_the_layout_of_each_site_is_found",
         ),
         Fault(
@@ -103,20 +103,20 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a widening is listed although it does not merge",
             "esper/hosts/find.py",
-            "if str(SitePath.parse(path)) not in staying]",
+            "if path not in staying]",
             "]",
             "tests/hosts/test_find.py::test_a_widening_that_does_not_merge_is_left_out",
         ),
         Fault(
             "a block that returns several shapes is listed",
             "esper/hosts/find.py",
-            "run.layout is None or run.changes or run.final:",
-            "run.layout is None or run.final:",
+            "if path and not run.changes and not final",
+            "if path and not final",
             "tests/hosts/test_find.py::test_a_block_that_returns_several_shapes_is_no_place",
         ),
         Fault(
             "a list of modules is taken for one that runs",
-            "esper/hosts/sources.py",
+            "esper/hosts/seed_hook.py",
             "        if runs or not inner:\n",
             "        if True:\n",
             "tests/hosts/test_sources.py::test_a_source_and_a_sink_may_lie_in_a_list_of_modules",

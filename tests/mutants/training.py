@@ -48,9 +48,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "other ranks do not validate",
             "esper/env/rank_hosts.py",
-            "        self.measure(active, self.state)\n        measured = table_of(self.state, self.all)\n"
-            "        rollbacks",
-            "        measured = table_of(self.state, self.all)\n        rollbacks",
+            "TrainingBackend.train, TrainingBackend.measure, TrainingBackend.govern",
+            "TrainingBackend.train, TrainingBackend.govern",
             "tests/run/test_ranks.py::test_ranks_train_the_hosts_of_one_process[small-2]",
         ),
         Fault(

@@ -120,9 +120,9 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "without sinks gradients are not measured",
             "esper/env/epoch_loop.py",
-            "        self._gates().update()\n        if self.reporter is not None:\n            self.reporter.ticked",
+            "        self._gates().update()\n        if self.reporter is not None:\n            self.reporter.opened",
             "        if self.reporter is not None:\n            self._gates().update()\n        if self.r"
-            "eporter is not None:\n            self.reporter.ticked",
+            "eporter is not None:\n            self.reporter.opened",
             "tests/env/test_vector_env.py::test_seeds_pass_their_gates_without_any_sink",
         ),
     ],

@@ -102,7 +102,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rate of an epoch is a new tensor",
             "esper/training/warmup.py",
-            "        self.rate.fill_(scheduled)\n",
+            "        self._scheduled.fill_(scheduled)\n",
             "        self.rate = torch.full_like(self.rate, scheduled)\n",
             "tests/training/test_optimizers.py::test_host_and_seeds_read_one_rate_on_the_device",
         ),

@@ -10,6 +10,7 @@ from tests.ops.twins import norm_relu_pool_twin
 
 DTYPES = (torch.float32, torch.bfloat16)
 EPS = 1e-5
+Shape = tuple[int, int, int, int]
 
 # Every way to cut channels into groups, odd heights and widths, one pixel more or less than a group of windows.
 SHAPES = (
@@ -40,7 +41,7 @@ class Case(NamedTuple):
 
 
 def case(
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     dtype: torch.dtype,
     batch: bool = True,
     seed: int = 0,

@@ -1,4 +1,7 @@
-"""`grad_stats` on the CPU: equal to its twin for every kind of gradient, and the same bits every time."""
+"""`grad_stats`: equal to its twin for every kind of gradient, and the same bits every time.
+
+Tests that take ``device`` run on the CPU here; tests/cuda runs them with the CUDA kernel, too.
+"""
 
 import math
 from collections.abc import Iterator
@@ -10,16 +13,47 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from tests.cuda.cases import with_sanitizer
+from tests.emulation.device import KernelDevice
 from tests.ops.twins import grad_stats_twin
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # float32 block sums of 2048 squares; see csrc/cpu/grad_stats.cpp.
 RTOL = 2e-6
 BLOCK = 2048
+CHUNK = 8192
+"""Elements that a block of threads of the CUDA kernel takes at a time."""
+SIZES = (
+    *(1, 3, 4, 5, 8, 9, 15, 16, 17, 63, 64, 65, 1023, 1025),
+    *(BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1),
+)
+SANITIZED_SIZES = (
+    (torch.float32, 1),
+    (torch.bfloat16, 9),
+    (torch.float64, CHUNK - 1),
+    (torch.float16, CHUNK + 1),
+    (torch.float32, 40 * CHUNK + 5),
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def gradient(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def sizes_and_dtypes() -> list[tuple[torch.dtype, int]]:
+    """Each size with two of the types."""
+    pairs = list(SANITIZED_SIZES)
+    for place, size in enumerate(SIZES):
+        pairs.append((DTYPES[place % 4], size))
+        pairs.append((DTYPES[(place // 4 + place + 1) % 4], size))
+    return list(dict.fromkeys(pairs))
+
+
+def gradient(
+    *shape: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    on: KernelDevice | None = None,
+) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(on.torch if on else "cpu", dtype)
 
 
 def assert_equals_twin(
@@ -28,9 +62,10 @@ def assert_equals_twin(
     exploding_norm: float = 10.0,
 ) -> None:
     stats = grad_stats(groups, max_norm, exploding_norm)
-    fields, norms = grad_stats_twin(groups, max_norm, exploding_norm)
-    torch.testing.assert_close(stats.fields, fields, rtol=RTOL, atol=0, equal_nan=True)
-    torch.testing.assert_close(stats.norms, norms, rtol=RTOL, atol=0, equal_nan=True)
+    on_cpu = [[g if g is None else g.cpu() for g in group] for group in groups]
+    expected = grad_stats_twin(on_cpu, max_norm, exploding_norm)
+    for own, twin in zip((stats.fields, stats.norms), expected, strict=True):
+        torch.testing.assert_close(own.cpu(), twin, rtol=RTOL, atol=0, equal_nan=True)
 
 
 @pytest.mark.finding("M7")
@@ -61,31 +96,31 @@ def test_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
     assert stats.clip_coef.tolist() == pytest.approx([0.5, 1.0], rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "n", [1, 7, 15, 16, 17, 48, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]
+    ("dtype", "n"), with_sanitizer(sizes_and_dtypes(), SANITIZED_SIZES)
 )
-def test_sizes_around_vectors_and_blocks(dtype: torch.dtype, n: int) -> None:
-    g = gradient(n, seed=n, dtype=dtype)
+def test_sizes_around_vectors_and_chunks(
+    device: KernelDevice, dtype: torch.dtype, n: int
+) -> None:
+    g = gradient(n, seed=n, dtype=dtype, on=device)
     g[::3] = 0
     assert_equals_twin([[g]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_groups_with_none_and_empty_members(dtype: torch.dtype) -> None:
-    empty = torch.empty(0, 3, dtype=dtype)
-    groups = [
-        [gradient(3, 5, dtype=dtype), None, gradient(100, seed=1, dtype=dtype), empty],
-        [],
-        [None],
-        [empty],
-        [gradient(2, 2, seed=2, dtype=dtype)],
-    ]
+@pytest.mark.sanitizer
+@every_dtype
+def test_groups_with_none_and_empty_members(
+    device: KernelDevice, dtype: torch.dtype
+) -> None:
+    empty = torch.empty(0, 3, dtype=dtype, device=device.torch)
+    first, second = (gradient(n, seed=n, dtype=dtype, on=device) for n in (15, 100))
+    last = gradient(2, 2, seed=2, dtype=dtype, on=device)
+    groups = [[first, None, empty, second, empty], [], [None], [empty], [last], []]
     assert_equals_twin(groups)
     stats = grad_stats(groups)
-    assert stats.norms.shape == (5,)  # None is left out, the empty ones are not
+    assert stats.norms.shape == (6,)  # None is left out, the empty ones are not
     # Not measured is not passed, and there is nothing to clip.
-    assert stats.tensors.tolist() == [2, 0, 0, 0, 1]
+    assert stats.tensors.tolist() == [2, 0, 0, 0, 1, 0]
     assert stats.health[1:4].tolist() == [0, 0, 0]
     assert stats.clip_coef[1:4].tolist() == [1, 1, 1]
     assert stats.norm[1:4].tolist() == [0, 0, 0]
@@ -100,52 +135,45 @@ def test_no_groups_and_no_gradients() -> None:
     torch.testing.assert_close(stats.fields, grad_stats_twin([[None], []])[0])
 
 
-def test_dtypes_may_differ_between_gradients() -> None:
-    assert_equals_twin(
-        [
-            [gradient(300, seed=i, dtype=dtype) for i, dtype in enumerate(DTYPES)],
-            [gradient(5)],
-        ]
+def test_dtypes_may_differ_between_gradients(device: KernelDevice) -> None:
+    mixed = []
+    for seed, dtype in enumerate(DTYPES):
+        mixed.append(gradient(300, seed=seed, dtype=dtype, on=device))
+    assert_equals_twin([mixed, [gradient(5, on=device)]])
+
+
+@every_dtype
+def test_storage_of_every_kind(device: KernelDevice, dtype: torch.dtype) -> None:
+    base = gradient(4, 8, 6, 10, dtype=dtype, on=device)
+    number = torch.full((), 2.0, dtype=dtype, device=device.torch)
+    views = (
+        base.to(memory_format=torch.channels_last),
+        base.transpose(1, 3),
+        base.flatten()[3:777],  # misaligned
+        base.flatten()[::2],
+        base[1:3, 2:5],
+        base[:, :1].expand(4, 8, 6, 10),
+        number.expand(1000),
+        number,
     )
+    for view in views:
+        assert_equals_twin([[view]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_storage_of_every_kind(dtype: torch.dtype) -> None:
-    base = gradient(4, 8, 6, 10, dtype=dtype)
-    views: dict[str, Tensor] = {
-        "channels_last": base.to(memory_format=torch.channels_last),
-        "transposed": base.transpose(1, 3),
-        "misaligned": base.flatten()[3:777],
-        "every second": base.flatten()[::2],
-        "a window": base[1:3, 2:5],
-        "expanded": base[:, :1].expand(4, 8, 6, 10),
-        "expanded scalar": torch.full((), 2.0, dtype=dtype).expand(1000),
-        "zero-dimensional": torch.full((), 2.0, dtype=dtype),
-    }
-    for name, view in views.items():
-        fields, _ = grad_stats_twin([[view]])
-        torch.testing.assert_close(
-            grad_stats([[view]]).fields,
-            fields,
-            rtol=RTOL,
-            atol=0,
-            msg=lambda m, n=name: n + m,
-        )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("position", [0, 40, BLOCK + 10, 3 * BLOCK - 1])
+@every_dtype
+@pytest.mark.parametrize("position", [0, BLOCK + 10, 3 * CHUNK - 1])
 def test_nan_and_inf_are_counted_and_make_the_group_unusable(
-    dtype: torch.dtype, position: int
+    device: KernelDevice, dtype: torch.dtype, position: int
 ) -> None:
-    bad = gradient(3 * BLOCK, dtype=dtype)
+    bad = gradient(3 * CHUNK, dtype=dtype, on=device)
     bad[position] = math.nan
     bad[100:103] = math.inf
     bad[103] = -math.inf
     bad[200:210] = 0
-    infinite = gradient(50, dtype=dtype)
+    infinite = gradient(50, dtype=dtype, on=device)
     infinite[7] = -math.inf
-    groups = [[gradient(20, seed=1), bad], [infinite], [gradient(20, seed=2)]]
+    good = gradient(20, seed=1, on=device)
+    groups: list[list[Tensor | None]] = [[good, bad], [infinite], [good]]
     assert_equals_twin(groups)
     stats = grad_stats(groups)
     assert stats.nan.tolist() == [1, 0, 0]
@@ -159,13 +187,15 @@ def test_nan_and_inf_are_counted_and_make_the_group_unusable(
 
 @pytest.mark.trap(42)
 @pytest.mark.parametrize("value", [1e20, 3e38, 1e-30, 1e-38, 1e-45, -1e20])
-@pytest.mark.parametrize("n", [1, 48, 3 * BLOCK])
-def test_entries_whose_squares_do_not_fit_float32(value: float, n: int) -> None:
+def test_entries_whose_squares_do_not_fit_float32(
+    device: KernelDevice, value: float
+) -> None:
     # 1e20 squared overflows float32 and 1e-30 squared underflows; in float64 both are fine.
-    g = torch.full((n,), value, dtype=torch.float32)
-    assert_equals_twin([[g]])
-    exact = abs(g[0].item()) * math.sqrt(n)
-    assert grad_stats([[g]]).norm.item() == pytest.approx(exact, rel=1e-9)
+    for n in (1, 48, 3 * CHUNK + 1):
+        g = torch.full((n,), value, device=device.torch)
+        assert_equals_twin([[g]])
+        exact = abs(g[0].item()) * math.sqrt(n)
+        assert grad_stats([[g]]).norm.item() == pytest.approx(exact, rel=1e-9)
 
 
 def test_huge_and_tiny_blocks_in_one_tensor() -> None:
@@ -264,26 +294,6 @@ def test_the_clip_coefficient_equals_torchs() -> None:
     assert grad_stats([[gradient(10)]], max_norm=math.inf).clip_coef.item() == 1
 
 
-def test_gradients_that_require_grad_are_only_measured() -> None:
-    x = torch.ones(3, requires_grad=True)
-    (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    stats = grad_stats([[g]])
-    assert not stats.fields.requires_grad
-    assert stats.norm.item() == pytest.approx(math.sqrt(27))
-
-
-def test_fields_are_attributes() -> None:
-    stats = GradStats(
-        torch.arange(26, dtype=torch.float64).reshape(2, 13), torch.zeros(2)
-    )
-    for column, name in enumerate(FIELDS):
-        assert getattr(stats, name).tolist() == [column, column + 13]
-    with pytest.raises(
-        AttributeError, match="no attribute 'median'; fields: sum_sq, norm"
-    ):
-        _ = stats.median
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -327,6 +337,7 @@ def test_group_sizes_must_add_up() -> None:
         torch.ops.esper.grad_stats([torch.ones(3)], [2, -1], 1.0, 10.0)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     gradients = [
         gradient(3, 5),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.ops.norm_relu_pool import NormReluPool
-from tests.ops.norm_relu_pool_cases import gradient_like
 
 
 def pair(pool: bool, **arguments: Any) -> tuple[NormReluPool, nn.BatchNorm2d]:
@@ -38,7 +37,12 @@ def three(plain: nn.BatchNorm2d, x: Tensor, pool: bool) -> Tensor:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"momentum": 0.3, "eps": 1e-3}, {"momentum": None}, {"momentum": 0.0}],
+    [
+        {},
+        {"momentum": 0.3, "eps": 1e-3},
+        {"momentum": None},
+        {"momentum": 0.0},
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pool", [True, False])
@@ -76,21 +80,6 @@ def test_without_running_statistics() -> None:
     torch.testing.assert_close(
         fused(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5
     )
-
-
-def test_gradients_reach_input_and_parameters() -> None:
-    fused, plain = pair(True)
-    results = []
-    for run in (lambda x: fused(x), lambda x: three(plain, x, True)):
-        x = batch(0).requires_grad_()
-        y = run(x)
-        y.backward(gradient_like(y))
-        results.append(x.grad)
-    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        fused.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-3
-    )
-    torch.testing.assert_close(fused.bias.grad, plain.bias.grad, rtol=1e-4, atol=1e-3)
 
 
 def test_state_is_that_of_batch_norm() -> None:
@@ -175,6 +164,7 @@ def test_under_autocast() -> None:
         )
 
 
+@pytest.mark.slow
 def test_works_under_torch_compile() -> None:
     fused, plain = pair(True)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
@@ -183,7 +173,3 @@ def test_works_under_torch_compile() -> None:
     )
     torch.testing.assert_close(fused.running_mean, plain.running_mean)
     assert fused.num_batches_tracked.item() == 1
-
-
-def test_the_description_of_the_module_names_the_pool() -> None:
-    assert repr(NormReluPool(4, pool=True)).endswith("pool=True)")

@@ -1,6 +1,8 @@
-"""Staging on the CPU: bit-equal to its twin for any batch size, order and number of threads."""
+"""Staging: bit-equal to its twin for any batch size, order and number of threads.
 
-import threading
+Tests that take ``device`` run on the CPU here; tests/cuda runs them with the CUDA kernels, too.
+"""
+
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +10,8 @@ import torch
 from torch import Tensor
 
 from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
+from tests.cuda.cases import with_sanitizer
+from tests.emulation.device import KernelDevice
 from tests.ops.stage_batch_twin import philox, stage_images_twin
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -27,8 +31,13 @@ def dataset(
     )
 
 
-def channels_last(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+def channels_last(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    on: KernelDevice | None = None,
+) -> Tensor:
+    empty = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+    return empty.to(on.torch) if on else empty
 
 
 # --- random numbers -----------------------------------------------------------------------------------------------
@@ -96,39 +105,52 @@ def test_every_key_changes_the_draw(what: str) -> None:
 # --- images -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "size",
-    [(32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2), (4, 4, 32)],
+IMAGES = (
+    *((32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2)),
+    *((4, 4, 32), (224, 224, 3), (64, 64, 1)),
 )
+SANITIZED = (
+    (torch.float32, (5, 7, 3), 4, True),
+    (torch.bfloat16, (3, 4, 4), 4, True),
+    (torch.float32, (1, 1, 1), 0, False),
+    (torch.bfloat16, (4, 4, 32), 4, True),
+)
+
+
+def pairwise() -> list[tuple[torch.dtype, tuple[int, int, int], int, bool]]:
+    """Each size with both types; with and without padding, and mirrored or not."""
+    cases = list(SANITIZED)
+    for place, size in enumerate(IMAGES):
+        for number, dtype in enumerate(DTYPES):
+            padding = (0, 4, 1)[(place + number) % 3]
+            cases.append((dtype, size, padding, (place + number) % 2 == 0))
+    return list(dict.fromkeys(cases))
+
+
 @pytest.mark.parametrize(
-    ("padding", "flip"), [(0, False), (4, False), (0, True), (4, True), (1, True)]
+    ("dtype", "size", "padding", "flip"), with_sanitizer(pairwise(), SANITIZED)
 )
 def test_equals_the_twin(
-    dtype: torch.dtype, size: tuple[int, int, int], padding: int, flip: bool
+    device: KernelDevice,
+    dtype: torch.dtype,
+    size: tuple[int, int, int],
+    padding: int,
+    flip: bool,
 ) -> None:
-    images, table = dataset(20, *size)
-    indices = torch.randperm(20)
+    number = 20 if size[0] < 100 else 3
+    images, table = dataset(number, *size)
+    indices = torch.randperm(number)
     height, width, channels = size
-    out = channels_last((20, channels, height, width), dtype)
+    out = channels_last((number, channels, height, width), dtype, device)
+    moved = [part.to(device.torch) for part in (images, indices, table)]
     for seed, epoch in ((0, 0), (7, 3), (-1, 2**40), (2**63 - 1, -5)):
         options = {"seed": seed, "epoch": epoch, "padding": padding, "flip": flip}
-        returned, _ = stage_images(images, indices, table, out=out, **options)  # type: ignore[arg-type]
+        returned, _ = stage_images(*moved, out=out, **options)  # type: ignore[arg-type]
         assert returned is out
-        expected = stage_images_twin(
-            images, indices.tolist(), table, dtype=dtype, **options
-        )  # type: ignore[arg-type]
-        assert torch.equal(out, expected)
+        chosen = indices.tolist()
+        twin = stage_images_twin(images, chosen, table, dtype=dtype, **options)  # type: ignore[arg-type]
+        assert torch.equal(out.cpu(), twin)
         assert out.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_padding_may_be_larger_than_the_image() -> None:
-    images, table = dataset(10, 4, 4, 3)
-    indices = torch.arange(10)
-    out, _ = stage_images(images, indices, table, padding=9)
-    assert torch.equal(
-        out, stage_images_twin(images, indices.tolist(), table, padding=9)
-    )
 
 
 def test_known_pixels() -> None:
@@ -222,14 +244,16 @@ def test_the_cursor_takes_the_place_of_epoch_and_first() -> None:
         stage_images(images, indices, table, cursor=cursor, out=moving)
 
 
-def test_an_empty_batch() -> None:
-    images, table = dataset(3, 4, 4, 1)
-    out, targets = stage_images(
-        images, torch.empty(0, dtype=torch.int64), table, targets=torch.arange(3)
-    )
+@pytest.mark.sanitizer
+def test_an_empty_batch(device: KernelDevice) -> None:
+    images, table = (part.to(device.torch) for part in dataset(3, 4, 4, 1))
+    nothing = torch.empty(0, dtype=torch.int64, device=device.torch)
+    every = torch.arange(3, device=device.torch)
+    out, targets = stage_images(images, nothing, table, targets=every)
     assert out.shape == (0, 1, 4, 4)
     assert targets is not None
     assert targets.shape == (0,)
+    assert stage_tokens(every.expand(4, 3), nothing)[0].shape == (0, 2)
 
 
 def test_bfloat16_is_rounded_as_torch_rounds() -> None:
@@ -262,42 +286,12 @@ def test_same_bits_for_any_number_of_threads() -> None:
         assert torch.equal(alone, many)
 
 
-def test_many_threads_at_a_time() -> None:
-    images, table = dataset(64, 16, 16, 3)
-    indices = torch.randperm(64)
-    expected = [
-        stage_images(images, indices, table, seed=seed, padding=4, flip=True)[0]
-        for seed in range(4)
-    ]
-    wrong: list[int] = []
-
-    def run(seed: int) -> None:
-        out = channels_last((64, 3, 16, 16))
-        for _ in range(30):
-            stage_images(
-                images, indices, table, seed=seed, padding=4, flip=True, out=out
-            )
-            if not torch.equal(out, expected[seed]):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"images": torch.zeros(5, 4, 4, 3)},
             r"images must be contiguous uint8 \[N, H, W, C\], got shape \[5, 4, 4, 3\]",
-        ),
-        (
-            {"images": torch.zeros(5, 4, 4, dtype=torch.uint8)},
-            r"images must be contiguous uint8 \[N, H, W, C\]",
         ),
         (
             {"images": torch.zeros(5, 3, 4, 40, dtype=torch.uint8)},
@@ -310,15 +304,10 @@ def test_many_threads_at_a_time() -> None:
         ({"indices": torch.zeros(2)}, "indices must be a contiguous int64 vector"),
         ({"indices": torch.tensor([0, 5])}, r"index 5 at position 1 is outside 0\.\.4"),
         (
-            {"indices": torch.tensor([-1, 0])},
-            r"index -1 at position 0 is outside 0\.\.4",
-        ),
-        (
             {"indices": torch.tensor([0])},
             "a batch of 2 from position 0 is outside the 1 indices",
         ),
         ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
-        ({"first": -1}, "a batch of 2 from position -1 is outside the 2 indices"),
         (
             {"table": torch.zeros(1, 256)},
             r"table must be contiguous float32 \[3, 256\], got \[1, 256\]",
@@ -336,23 +325,12 @@ def test_many_threads_at_a_time() -> None:
             "targets must hold 5 values, got 4",
         ),
         (
-            {
-                "targets": torch.zeros(5, dtype=torch.int64),
-                "targets_out": torch.zeros(3, dtype=torch.int64),
-            },
-            "targets_out must hold 2 values, got 3",
-        ),
-        (
             {"cursor": torch.zeros(3, dtype=torch.int64)},
             r"cursor \(epoch, first\) must hold 2 values, got 3",
         ),
         (
             {"out": torch.zeros(2, 3, 4, 4)},
             "out must be in channels_last memory format",
-        ),
-        (
-            {"out": channels_last((2, 3, 4, 4), torch.float64)},
-            "out must be float32 or bfloat16",
         ),
         (
             {"out": channels_last((2, 3, 4, 5))},
@@ -392,17 +370,21 @@ def test_wrong_tables() -> None:
 TOKEN_DTYPES = (torch.int64, torch.int32, torch.uint16, torch.uint8)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
-def test_rows_of_tokens_and_the_tokens_that_follow(dtype: torch.dtype) -> None:
+def test_rows_of_tokens_and_the_tokens_that_follow(
+    device: KernelDevice, dtype: torch.dtype
+) -> None:
     largest = 255 if dtype == torch.uint8 else 50_000
-    tokens = torch.randint(0, largest + 1, (12, 9))
+    tokens = torch.randint(0, largest + 1, (12, 1025))
     tokens[3] = largest
-    indices = torch.tensor([3, 11, 0, 3])
-    out, targets = stage_tokens(tokens.to(dtype), indices)
+    indices = torch.randint(0, 12, (40,))
+    moved = tokens.to(device.torch, dtype), indices.to(device.torch)
+    out, targets = stage_tokens(*moved)
     assert out.dtype == torch.int64
     assert targets is not None
-    assert torch.equal(out, tokens[indices, :-1])
-    assert torch.equal(targets, tokens[indices, 1:])
+    assert torch.equal(out.cpu(), tokens[indices, :-1])
+    assert torch.equal(targets.cpu(), tokens[indices, 1:])
 
 
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
@@ -435,20 +417,14 @@ def test_whole_rows_first_and_cursor() -> None:
     ("changes", "message"),
     [
         ({"tokens": torch.zeros(4, 5)}, "tokens must be int64, int32, uint16 or uint8"),
-        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens must be \[N, L\]"),
         (
             {"tokens": torch.zeros(5, 4, dtype=torch.int64).t()},
             "with the tokens of a row side by side",
         ),
-        ({"tokens": torch.zeros(4, 0, dtype=torch.int64)}, "rows of 0 have none"),
         ({"indices": torch.tensor([0, 4])}, r"index 4 at position 1 is outside 0\.\.3"),
         ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
         (
             {"out": torch.zeros(2, 5, dtype=torch.int64)},
-            r"out must be contiguous int64 \[B, 4\]",
-        ),
-        (
-            {"out": torch.zeros(2, 4, dtype=torch.int32)},
             r"out must be contiguous int64 \[B, 4\]",
         ),
         (
@@ -471,6 +447,7 @@ def test_wrong_token_arguments(changes: dict[str, Tensor | int], message: str) -
 # --- what torch asks of an operator -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     images, table = dataset(6, 4, 4, 3)
     indices = torch.arange(6)

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from esper.env.rank_hosts import Epoch, RankHosts, RankServer
+from esper.env.rank_hosts import RankHosts, RankServer
+from esper.env.training_backend import TrainingBackend
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankLost
 
@@ -48,16 +49,16 @@ def serve(
     """A rank that trains hosts; in its epoch with this number, counted from 1, it has the fault."""
     os.environ.update(environment)
     begun = 0
-    train = RankHosts.epoch
+    train = TrainingBackend.train
 
-    def faulty(hosts: RankHosts, *arguments: Any) -> Epoch:
+    def faulty(hosts: RankHosts, *arguments: Any) -> None:
         nonlocal begun
         begun += 1
         if fault is not None and begun == epoch:
             fault(hosts)
-        return train(hosts, *arguments)
+        train(hosts, *arguments)
 
-    RankHosts.epoch = faulty  # type: ignore[method-assign]
+    TrainingBackend.train = faulty  # type: ignore[assignment, method-assign]
     with RunRanks.joined(minutes) as ranks:
         assert ranks is not None
         with suppress(RankLost):

@@ -6,14 +6,17 @@ import csv
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from esper.config import TrainingConfig
+from esper.env.slot_env import SlotVectorEnv
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.telemetry import RunSummary
@@ -27,12 +30,30 @@ from tests.telemetry.sample_events import read_events
 CLOCKS = {"seconds", "epochs_per_second", "images_per_second"}
 
 
-def tiny(controller: str = "random", **run: Any) -> TrainingConfig:
-    """Two hosts of four epochs on 128 images, for a controller that does not learn."""
+GATES = {
+    "min_training_epochs": 1,
+    "min_gradient_health": 0.0,
+    "trial_standard_errors": 1000.0,
+}
+
+
+def task_of(name: str) -> dict[str, Any]:
+    """Hosts train on 128 images an epoch unless they are simulated."""
+    return (
+        {"name": name}
+        if name == "planted"
+        else {"name": name, "samples_per_epoch": 128}
+    )
+
+
+def tiny(
+    controller: str = "random", task: str = "digits", **run: Any
+) -> TrainingConfig:
+    """Two hosts of four epochs for a controller that does not learn."""
     return TrainingConfig.parse(
         {
             "run": {"rounds": 1, "controller": controller, **run},
-            "task": {"samples_per_epoch": 128},
+            "task": task_of(task),
             "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
         }
     )
@@ -41,17 +62,27 @@ def tiny(controller: str = "random", **run: Any) -> TrainingConfig:
 def learning(
     task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any
 ) -> TrainingConfig:
-    """A small agent that learns for three rounds from hosts of four epochs on 128 images, or simulated ones; without
-    practice unless ``ppo`` says so, and not compared unless ``run`` says so."""
-    data = {"samples_per_epoch": 128} if task == "digits" else {}
+    """A small agent that learns for three rounds from hosts of four epochs; without practice unless ``ppo`` says so,
+    and not compared unless ``run`` says so."""
     return TrainingConfig.parse(
         {
             "run": {"rounds": 3, "evaluation_pairs": 0, "seed": 7, **run},
-            "task": {"name": task, **data},
+            "task": task_of(task),
             "env": {"n_envs": n_envs, "episode_length": 4, "baseline_episodes": 1},
-            "ppo": {"width": 16, "practice_steps": 0, **(ppo or {})},
+            "ppo": {
+                "width": 16,
+                "practice_steps": 0,
+                "update_epochs": 2,
+                "n_minibatches": 1,
+                **(ppo or {}),
+            },
         }
     )
+
+
+def growing(config: TrainingConfig) -> TrainingConfig:
+    """The config with seeds that reach late stages in few epochs."""
+    return config.with_values(env={"episode_length": 6, "gates": GATES, "embargo": 1})
 
 
 class Recorder:
@@ -125,20 +156,6 @@ def play(
 ) -> tuple[RunSummary, Recorder]:
     recorder = Recorder()
     return Experiment(config, folder, [recorder, *more]).run(), recorder
-
-
-class Runs:
-    """Runs of some configs that were never stopped, played once each."""
-
-    def __init__(
-        self, folder: Path, configs: dict[str, Callable[[], TrainingConfig]]
-    ) -> None:
-        self.folder, self.configs = folder, configs
-
-    @functools.cache  # noqa: B019  lives as long as the module's tests
-    def __call__(self, name: str) -> tuple[Path, RunSummary]:
-        summary, _ = play(self.configs[name](), self.folder / name)
-        return summary.folder, summary
 
 
 def kinds(folder: Path) -> list[str]:
@@ -256,3 +273,64 @@ def same_run(one: Path, other: Path) -> None:
     assert names == others
     for name in names & {"config.toml", "best_host.json", "best_host.safetensors"}:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+class Runs:
+    """Runs of some configs that were never stopped, played once each."""
+
+    def __init__(
+        self, folder: Path, configs: dict[str, Callable[[], TrainingConfig]]
+    ) -> None:
+        self.folder, self.configs = folder, configs
+
+    @functools.cache  # noqa: B019  lives as long as the module's tests
+    def __call__(self, name: str) -> tuple[Path, RunSummary]:
+        summary, _ = play(self.configs[name](), self.folder / name)
+        return summary.folder, summary
+
+    def resumed(self, name: str, folder: Path) -> None:
+        """Resumes the run in ``folder``, which ends as the one that was never stopped."""
+        summary = Experiment.resume(folder).run()
+        uncut, results = self(name)
+        same_run(folder, uncut)
+        same_results(summary, results)
+
+
+def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary | None:
+    """The run until its Ctrl-C; None when that came before there was anything to sum up."""
+    try:
+        summary = Experiment(config, folder, [sink]).run()
+    except KeyboardInterrupt:
+        summary = None
+    assert sink.did
+    assert summary is None or summary.interrupted
+    return summary
+
+
+def stopped(
+    config: TrainingConfig | None,
+    folder: Path,
+    step: int,
+    what: Callable[[], Any] = stop,
+) -> RunSummary | None:
+    """Runs simulated hosts, which report no epochs; within a step, counted through all envs of the run, acts.
+
+    Without a config, resumes the run in the folder.
+    """
+    steps, inner = [], SlotVectorEnv.step
+
+    def stepping(env: SlotVectorEnv, actions: Any) -> Any:
+        found = inner(env, actions)
+        steps.append(1)
+        if len(steps) == step:
+            what()
+        return found
+
+    with (
+        mock.patch.object(SlotVectorEnv, "step", stepping),
+        suppress(KeyboardInterrupt),
+    ):
+        experiment = Experiment(config, folder) if config else Experiment.resume(folder)
+        return experiment.run()
+    assert len(steps) == step
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -15,14 +15,6 @@ from esper.env.planted import PlantedVectorEnv
 from esper.run.rollout import Collector, Rollout, play_round
 
 HORIZON = 5
-
-
-@pytest.fixture(autouse=True)
-def signals_interrupt() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def rollout_of(controller: str = "random") -> Rollout:

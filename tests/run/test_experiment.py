@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import signal
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config import TrainingConfig, read_toml
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker
-from esper.env.no_growth import FIRST_INDEX
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.system_info import describe_environment
@@ -33,22 +30,10 @@ from esper.telemetry.event import (
     Event,
     RoundCompleted,
     RunCompleted,
-    RunStarted,
 )
 from esper.telemetry.record import SCHEMA_VERSION, record
 from esper.training.rng import HELD_OUT, seeded
-from esper.training.step import train_epoch
-from tests.run.run_helpers import (
-    Does,
-    Recorder,
-    metrics,
-    play,
-    round_ends,
-    stop,
-    tiny,
-    within_round,
-)
-from tests.selection import slow_except
+from tests.run.run_helpers import Recorder, learning, metrics, of_kind, play, tiny
 from tests.telemetry.sample_events import read_events
 
 FILES = {
@@ -61,21 +46,6 @@ FILES = {
     "events.jsonl",
     "metrics.csv",
 }
-
-
-class FailsOn:
-    """A sink that breaks at the first event of a kind, or when it is closed."""
-
-    def __init__(self, kind: type[Event] | None) -> None:
-        self.kind = kind
-
-    def handle(self, event: Event) -> None:
-        if self.kind is not None and isinstance(event, self.kind):
-            raise RuntimeError("the dashboard is gone")
-
-    def close(self) -> None:
-        if self.kind is None:
-            raise RuntimeError("the dashboard is gone")
 
 
 @pytest.fixture(scope="module")
@@ -106,24 +76,6 @@ def test_config_toml_reads_back_as_the_config_of_the_run(finished: Finished) -> 
         64,
         0.4,
     )  # what was left to the task is written out
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "schedule:größe.toml",
-        "schedule:\U0001f331.toml",
-        'schedule:a"b\\c.toml',
-        "schedule:a\x7fb.toml",
-    ],
-)
-def test_every_name_survives_config_toml(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(
-        tiny(controller=name).to_toml(), encoding="utf-8"
-    )
-    assert (
-        TrainingConfig.parse(read_toml(tmp_path / "config.toml")).run.controller == name
-    )
 
 
 def test_env_json_describes_the_machine(finished: Finished) -> None:
@@ -213,43 +165,17 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
 
 
 @pytest.mark.finding("C1")
-@pytest.mark.parametrize("lanes", [1, 3])
 def test_same_seed_same_events_whatever_the_workers(
-    finished: Finished, lanes: int, tmp_path: Path
+    finished: Finished, tmp_path: Path
 ) -> None:
-    _, again = play(tiny(rounds=2, seed=7, lanes=lanes), tmp_path / "again")
-    assert again.stable() == finished[2].stable()
+    """No generator of the process is touched."""
 
-
-@pytest.mark.slow
-def test_another_seed_gives_other_events(finished: Finished, tmp_path: Path) -> None:
-    _, other = play(tiny(rounds=2, seed=8), tmp_path / "other")
-    assert other.stable()[1:] != finished[2].stable()[1:]
-
-
-def test_rounds_play_fresh_hosts(finished: Finished) -> None:
-    episodes = [
-        (e.env, e.episode)
-        for e in finished[2].events
-        if isinstance(e, EpochCompleted) and e.epoch == 4
-    ]
-    assert sorted(episodes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-def test_a_host_left_alone_is_its_own_twin(tmp_path: Path) -> None:
-    summary, _ = play(tiny(controller="none", rounds=2), tmp_path / "none")
-    assert (summary.comparison.ties, summary.comparison.pairs) == (4, 4)
-    assert summary.comparison.difference == 0.0
-    assert summary.grown_parameters == summary.host_parameters == 277
-    assert summary.fossils == 0
-
-
-def test_a_run_touches_no_generator_of_the_process(tmp_path: Path) -> None:
     def states() -> tuple[list[int], str]:
         return torch.get_rng_state().tolist(), str(np.random.get_state(legacy=False))  # noqa: NPY002  the global one
 
     before = states()
-    play(tiny(), tmp_path / "r")
+    _, again = play(tiny(rounds=2, seed=7, lanes=3), tmp_path / "again")
+    assert again.stable() == finished[2].stable()
     assert states() == before
 
 
@@ -265,44 +191,47 @@ class RunsAnother(Recorder):
         super().handle(event)
         if self.inner is None and isinstance(event, EpochCompleted):
             self.inner = Recorder()
-            Experiment(tiny(seed=3), self.folder, [self.inner]).run()
+            Experiment(tiny(rounds=2, seed=7), self.folder, [self.inner]).run()
 
 
+@pytest.mark.slow
 @pytest.mark.finding("M17")
 def test_two_runs_in_one_process_do_not_see_each_other(
     finished: Finished, tmp_path: Path
 ) -> None:
-    _, alone = play(tiny(seed=3), tmp_path / "alone")
     outer = RunsAnother(tmp_path / "inner")
     Experiment(tiny(rounds=2, seed=7), tmp_path / "outer", [outer]).run()
     assert outer.inner is not None
-    assert outer.inner.stable() == alone.stable()
-    assert outer.stable() == finished[2].stable()
+    assert outer.stable() == outer.inner.stable() == finished[2].stable()
     log = read_events(tmp_path / "outer" / "events.jsonl")
     assert [fields["event"] for fields in log] == [
         type(event).__name__ for event in finished[2].events
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.finding("M17")
-def test_two_open_runs_do_not_share_state(tmp_path: Path) -> None:
-    first, second = (
-        Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2)
-    )
-    assert first.trainer.env.executor is not second.trainer.env.executor  # type: ignore[attr-defined]
-    one, two = (
-        second.run(),
-        first.run(),
-    )  # the first run's end closes nothing of the other
-    assert (one.folder.name, two.folder.name) == ("2", "1")
-    begins = [
-        next(read_events(tmp_path / name / "events.jsonl")) for name in ("1", "2")
+def test_a_run_is_played_once(finished: Finished) -> None:
+    """A second call must not write into the folder of the first."""
+    log = (finished[1].folder / "events.jsonl").read_bytes()
+    with pytest.raises(RuntimeError, match="runs only once"):
+        finished[0].run()
+    assert (finished[1].folder / "events.jsonl").read_bytes() == log
+
+
+def test_rounds_play_fresh_hosts(finished: Finished) -> None:
+    episodes = [
+        (e.env, e.episode)
+        for e in finished[2].events
+        if isinstance(e, EpochCompleted) and e.epoch == 4
     ]
-    assert [(begin["event"], begin["seed"]) for begin in begins] == [
-        ("RunStarted", 1),
-        ("RunStarted", 2),
-    ]
+    assert sorted(episodes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_host_left_alone_is_its_own_twin(tmp_path: Path) -> None:
+    summary, _ = play(tiny("none"), tmp_path / "none")
+    assert (summary.comparison.ties, summary.comparison.pairs) == (2, 2)
+    assert summary.comparison.difference == 0.0
+    assert summary.grown_parameters == summary.host_parameters == 277
+    assert summary.fossils == 0
 
 
 @pytest.mark.finding("M17")
@@ -354,93 +283,22 @@ def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.finding("T1")
-@pytest.mark.parametrize(
-    "controller", slow_except(["ppo"], ["ppo", "random", "heuristic"])
-)
-def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
+def test_a_run_of_one_host_and_one_epoch(tmp_path: Path) -> None:
     """A single step to learn from, which has no standard deviation."""
-    config = tiny(controller, rounds=2, evaluation_pairs=1).with_values(
-        env={"n_envs": 1, "episode_length": 1}, ppo={"width": 16, "practice_steps": 0}
+    config = learning("planted", n_envs=1, rounds=2, evaluation_pairs=1)
+    summary, recorder = play(
+        config.with_values(env={"episode_length": 1}), tmp_path / "r"
     )
-    summary, recorder = play(config, tmp_path / "r")
     assert (summary.rounds, summary.interrupted) == (2, False)
-    assert (
-        len([event for event in recorder.events if isinstance(event, RoundCompleted)])
-        == 2
-    )
+    assert len(of_kind(recorder, RoundCompleted)) == 2
     assert np.isfinite(summary.comparison.difference)
-    if controller == "ppo":
-        policy = checkpoint.read(summary.folder)["policy"]
-        assert all(
-            bool(tensor.isfinite().all()) for tensor in policy["network"].values()
-        )
-
-
-@pytest.mark.parametrize(
-    "kind",
-    slow_except(
-        [EpochCompleted],
-        [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None],
-    ),
-)
-def test_a_sink_that_raises_stops_nothing_and_is_named(
-    kind: type[Event] | None, finished: Finished, tmp_path: Path
-) -> None:
-    """``None``: it fails when it is closed, as a file on a full disk does."""
-    summary, others = play(tiny(rounds=2, seed=7), tmp_path / "r", FailsOn(kind))
-    assert others.stable() == finished[2].stable()
-    assert {path.name for path in summary.folder.iterdir()} == FILES
-    assert list(summary.dropped_sinks) == ["FailsOn"]
-    assert "the dashboard is gone" in summary.dropped_sinks["FailsOn"]
-
-
-@pytest.mark.trap(12)
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"task": {"name": "nope"}}, "unknown task 'nope'; known: digits"),
-        (
-            {"run": {"controller": "nope"}},
-            r"unknown controller 'nope' \(did you mean 'none'\?\); known: .*heuristic",
-        ),
-        ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
-        ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
-        ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
-        (
-            {"ppo": {"gamma": 0.9}},
-            r"ppo\.gamma is 0\.9 and reward\.gamma is 0\.995: they must be equal",
-        ),
-        (
-            {"ppo": {"episodes_per_update": 12}},
-            r"ppo\.episodes_per_update is 12, .* use a multiple of 8",
-        ),
-        ({"run": {"controller": "checkpoint:gone"}}, r"no checkpoint at gone"),
-        ({"task": {"batch_size": 998}}, "task.batch_size is 998"),
-        ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
-    ],
-)
-def test_an_impossible_run_is_refused_before_anything_is_written(
-    tables: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Experiment(TrainingConfig.parse(tables), tmp_path / "r").close()
-    assert not (tmp_path / "r").exists()
+    policy = checkpoint.read(summary.folder)["policy"]
+    assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
 
 
 def test_making_an_experiment_writes_nothing(tmp_path: Path) -> None:
     Experiment(tiny(), tmp_path / "r").close()
     assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
-def test_a_run_is_played_once(tmp_path: Path) -> None:
-    """A second call must not write into the folder of the first."""
-    experiment = Experiment(tiny(), tmp_path / "r")
-    experiment.run()
-    log = (tmp_path / "r" / "events.jsonl").read_bytes()
-    with pytest.raises((ConfigError, RuntimeError)):
-        experiment.run()
-    assert (tmp_path / "r" / "events.jsonl").read_bytes() == log
 
 
 def test_preparing_a_run_twice_is_preparing_it_once(tmp_path: Path) -> None:
@@ -459,78 +317,6 @@ def test_preparing_a_run_twice_is_preparing_it_once(tmp_path: Path) -> None:
         assert [env.run_seed for env in trainer.collector.envs] == [7 + HELD_OUT] * 2
 
 
-def test_an_error_while_running_leaves_a_log_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[int] = []
-
-    def breaks(env: Any, cancelled: Callable[[], bool]) -> None:
-        trained.extend(
-            [env.index] * (env.index < FIRST_INDEX)
-        )  # not the hosts of the baseline
-        if len(trained) > 2:
-            raise ArithmeticError("no more")
-        train_epoch(env, cancelled)
-
-    monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
-    with pytest.raises(
-        RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"
-    ):
-        Experiment(tiny(), tmp_path / "r").run()
-    names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]
-    assert names.count("EpochCompleted") == 2
-    assert "RunCompleted" not in names
-
-
-@pytest.mark.slow
-def test_an_interrupt_keeps_the_rounds_that_were_completed(tmp_path: Path) -> None:
-    recorder = Does(within_round(2), stop)
-    try:
-        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [recorder]).run()
-    except KeyboardInterrupt:  # it would end pytest
-        pytest.fail("the round that was completed is lost")
-    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (
-        1,
-        True,
-        2,
-    )
-    assert isinstance(recorder.events[-1], RunCompleted)
-    assert len(metrics(tmp_path / "r")) == 1
-
-
-def test_an_interrupt_while_a_round_is_recorded_loses_nothing_of_it(
-    tmp_path: Path,
-) -> None:
-    """A round that is in the log, the table and on the screen is in the figures too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        interrupts = Does(round_ends(1), lambda: signal.raise_signal(signal.SIGINT))
-        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [interrupts]).run()
-    except KeyboardInterrupt:  # it would end pytest
-        pytest.fail("the round that was completed is lost")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (
-        1,
-        True,
-        2,
-    )
-    assert len(metrics(tmp_path / "r")) == 1
-
-
-@pytest.mark.slow
-def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
-    """config.toml alone cannot repeat a run whose schedule lies elsewhere, or has been edited since."""
-    text = (
-        '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
-    )
-    (tmp_path / "mine.toml").write_text(text)
-    summary, _ = play(
-        tiny(controller=f"schedule:{tmp_path / 'mine.toml'}"), tmp_path / "r"
-    )
-    assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
-
-
 @pytest.mark.finding("M17")
 def test_a_task_is_loaded_for_each_run() -> None:
     assert (
@@ -538,6 +324,7 @@ def test_a_task_is_loaded_for_each_run() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
     """It would cost each process of a run a second and 70 MB."""
     code = """

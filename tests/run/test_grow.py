@@ -108,6 +108,7 @@ def test_the_host_alone_is_the_same_host(grown: esper.Grown) -> None:
     assert idle.accuracy == idle.alone == grown.alone
 
 
+@pytest.mark.slow
 def test_a_pretrained_network_starts_from_its_weights(schedule: str) -> None:
     base, pretrained = task(), model()
     grafted = esper.Task(

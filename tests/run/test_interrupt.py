@@ -10,14 +10,6 @@ import pytest
 from esper.run.interrupt import interrupts_wait, termination_interrupts
 
 
-@pytest.fixture(autouse=True)
-def signals_interrupt() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
     """SIGINT is ignored in background jobs of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from esper.run.agents import VALIDATION, PPORun
+from esper.run.agents import VALIDATION
 from esper.run.experiment import Experiment
 from esper.run.rollout import play_round
 from esper.run.telemetry import RunSummary
@@ -30,7 +31,6 @@ from esper.show.read import open_run
 from esper.telemetry.event import (
     ArmPlayed,
     EpochCompleted,
-    Event,
     PolicyUpdated,
     RoundCompleted,
     RunCompleted,
@@ -50,29 +50,65 @@ from tests.run.run_helpers import (
     metrics,
     of_kind,
     play,
-    same_results,
     tiny,
 )
-from tests.selection import slow_except
 
 BASELINES = ["none", "random", "heuristic", "plans", "schedule"]
-Learned = tuple[RunSummary, Recorder]
+COMPARED = "/agent/compared/"
+"""Where a checkpoint has the hosts of the comparison."""
+
+
+@dataclass
+class Learned:
+    """A whole run, read by many tests."""
+
+    summary: RunSummary
+    recorder: Recorder
+    born: list[tuple[int, int, int]]
+    """Run seed, env and episode of every host."""
+    trained: int
+    """Number of hosts before the comparison."""
+
+    @property
+    def prefix(self) -> list[dict[str, Any]]:
+        """The events before the comparison."""
+        found = self.recorder.stable()
+        return found[: [event["event"] for event in found].index("ArmPlayed")]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return agent_state(self.summary)
+
+
+def agent_state(summary: RunSummary) -> dict[str, Any]:
+    """All bits of a run but those of its comparison, and that it is finished."""
+    return {
+        k: v
+        for k, v in learned_state(summary.folder).items()
+        if not k.startswith(COMPARED)
+    }
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    """A whole run, read by many tests; beside it, its folder as it was when the first arm had played."""
+    """Beside its folder is a copy from when the first arm had played."""
     runs = tmp_path_factory.mktemp("runs")
-    copies = Does(
-        lambda event: isinstance(event, ArmPlayed),
-        lambda: shutil.copytree(runs / "r", runs / "first arm"),
-    )
-    return play(learning(evaluation_pairs=2), runs / "r", copies)
+    marks: list[int] = []
+
+    def first_arm() -> None:
+        shutil.copytree(runs / "r", runs / "first arm")
+        marks.append(len(born) - 2)  # each arm's round starts two hosts
+
+    copies = Does(lambda event: isinstance(event, ArmPlayed), first_arm)
+    with pytest.MonkeyPatch.context() as patch:
+        born = births(patch)
+        summary, recorder = play(learning(evaluation_pairs=2), runs / "r", copies)
+    return Learned(summary, recorder, born, marks[0])
 
 
 def test_events_come_in_the_order_in_which_things_happen(learned: Learned) -> None:
     """Rounds end with what was learned from them; the comparison follows the last one and ends the run."""
-    names = [type(event).__name__ for event in learned[1].events]
+    names = [type(event).__name__ for event in learned.recorder.events]
     assert names[:2] == ["RunStarted", "BaselineMeasured"]
     rare = [
         name
@@ -89,7 +125,7 @@ def test_events_come_in_the_order_in_which_things_happen(learned: Learned) -> No
 
 
 def test_updates_tell_what_the_agent_did(learned: Learned) -> None:
-    updates: list[PolicyUpdated] = of_kind(learned[1], PolicyUpdated)
+    updates: list[PolicyUpdated] = of_kind(learned.recorder, PolicyUpdated)
     assert [update.round for update in updates] == [1, 2, 3]
     assert [update.env_steps for update in updates] == [8, 16, 24]
     rates = [update.learning_rate for update in updates]
@@ -109,11 +145,11 @@ def test_updates_tell_what_the_agent_did(learned: Learned) -> None:
 def test_rounds_that_are_learned_from_claim_nothing_about_test_images(
     learned: Learned,
 ) -> None:
-    rounds: list[RoundCompleted] = of_kind(learned[1], RoundCompleted)
+    rounds: list[RoundCompleted] = of_kind(learned.recorder, RoundCompleted)
     assert [(event.test_accuracy, event.alone_test_accuracy) for event in rounds] == [
         (None, None)
     ] * 3
-    rows = metrics(learned[0].folder)
+    rows = metrics(learned.summary.folder)
     assert [(row["test_accuracy"], row["alone_test_accuracy"]) for row in rows] == [
         ("", "")
     ] * 3
@@ -135,7 +171,7 @@ def test_rounds_that_are_learned_from_claim_nothing_about_test_images(
 def test_the_run_is_compared_with_every_baseline_in_a_fixed_order(
     learned: Learned,
 ) -> None:
-    summary, recorder = learned
+    summary, recorder = learned.summary, learned.recorder
     assert [(c.pair.name_a, c.pair.name_b) for c in summary.comparisons] == [
         ("ppo", name) for name in BASELINES
     ]
@@ -187,20 +223,14 @@ def test_a_task_without_a_schedule_is_compared_without_one(
 
 @pytest.mark.trap(28)
 def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Learned,
 ) -> None:
-    born = births(monkeypatch)
-    marks: list[int] = []
-    arms = Recorder()
-    arms.handle = lambda event: (
-        marks.append(len(born)) if isinstance(event, ArmPlayed) else None
-    )  # type: ignore[method-assign]
-    play(learning(evaluation_pairs=4), tmp_path / "r", arms)
-    first = marks[0] - 2  # each arm's round starts two hosts
-    trained, compared = set(born[:first]), born[first:]
+    trained, compared = (
+        set(learned.born[: learned.trained]),
+        learned.born[learned.trained :],
+    )
     assert not trained & set(compared)
-    hosts = [(7 + HELD_OUT, env, episode) for episode in range(2) for env in range(2)]
-    assert sorted(compared) == sorted(hosts * 6)
+    assert sorted(compared) == sorted([(7 + HELD_OUT, env, 0) for env in range(2)] * 6)
     assert {seed for seed, _, _ in trained} == {7, 7 + VALIDATION}
 
 
@@ -214,41 +244,29 @@ def test_hosts_that_agents_learn_from_are_validated_on_and_compared_on_have_seed
     )
 
 
-def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> None:
-    config = learning(evaluation_pairs=2)
-    maker = EnvMaker.of(config)
-    env = maker.make()
-    env.prepare()
-    reported: list[Event] = []
-    arms = {arm.controller: arm for arm in PPORun(maker, env).evaluate(reported.append)}
-    env.close()
-    env = make_env(config)
+def test_the_arm_that_does_nothing_is_the_host_left_alone(learned: Learned) -> None:
+    env = make_env(learning())
     play_round(
         env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=7 + HELD_OUT
     )
-    np.testing.assert_array_equal(arms["none"].accuracy, env.test_accuracy())
+    (hosts,) = checkpoint.read(learned.summary.folder)["agent"]["compared"][
+        "none"
+    ].values()
+    assert [host["accuracy"] for host in hosts] == env.test_accuracy().tolist()
+    assert [host["fossils"] for host in hosts] == [0, 0]
     env.close()
-    assert arms["none"].fossils.tolist() == [0, 0]
-    assert len(reported) == 6
 
 
 def test_an_agent_is_compared_in_its_run_as_it_is_afterwards(learned: Learned) -> None:
     """`esper compare` of the checkpoint under the same seed repeats the figures that the run ended with."""
-    summary, _ = learned
-    name = f"checkpoint:{summary.folder}"
-    arms = compare_controllers(
-        learning(controller="none"), [name, "random", "none"], 2, lambda _event: None
-    )
-    pairs = {c.pair.name_b: c.pair for c in summary.comparisons}
-    assert [arm.accuracy.mean() for arm in arms] == [
-        pairs["none"].mean_a,
-        pairs["random"].mean_b,
-        pairs["none"].mean_b,
-    ]
+    name = f"checkpoint:{learned.summary.folder}"
+    arms = compare_controllers(learning(controller="none"), [name, "none"], 2)
+    pair = learned.summary.comparison
+    assert [arm.accuracy.mean() for arm in arms] == [pair.mean_a, pair.mean_b]
 
 
 def test_the_comparison_teaches_the_agent_nothing(learned: Learned) -> None:
-    folder = learned[0].folder
+    folder = learned.summary.folder
     before, after = (
         checkpoint.read(each) for each in (folder.parent / "first arm", folder)
     )
@@ -265,7 +283,7 @@ def test_the_comparison_teaches_the_agent_nothing(learned: Learned) -> None:
 def test_test_images_decide_nothing_while_the_agent_learns(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With other test images, all is the same until the comparison; then it is not."""
+    """With other test images, all is the same until the comparison; only what is told of the best host is not."""
 
     def spoiled(name: str, options: DataOptions) -> Task:
         task = load_task(name, options)
@@ -274,59 +292,27 @@ def test_test_images_decide_nothing_while_the_agent_learns(
         )
 
     monkeypatch.setattr("esper.env.make.load_task", spoiled)
-    summary, recorder = play(learning(evaluation_pairs=2), tmp_path / "r")
-    ours, theirs = recorder.stable(), learned[1].stable()
-    first = [event["event"] for event in theirs].index("ArmPlayed")
-    assert ours[:first] == theirs[:first]
-    assert ours[first:] != theirs[first:]
-    compared = "/agent/compared/"  # the comparison itself
-    assert {
-        k: v
-        for k, v in learned_state(summary.folder).items()
-        if not k.startswith(compared)
-    } == {
-        k: v
-        for k, v in learned_state(learned[0].folder).items()
-        if not k.startswith(compared)
-    }
-    best = "best_host.safetensors"
-    assert (summary.folder / best).read_bytes() == (
-        learned[0].folder / best
-    ).read_bytes()
+    summary, recorder = play(learning(), tmp_path / "r")
+    assert recorder.stable()[:-1] == learned.prefix
+    assert agent_state(summary) == learned.state
+    ours, theirs = summary.folder / "best_host", learned.summary.folder / "best_host"
+    assert (
+        ours.with_suffix(".safetensors").read_bytes()
+        == theirs.with_suffix(".safetensors").read_bytes()
+    )
+    assert (
+        ours.with_suffix(".json").read_bytes()
+        != theirs.with_suffix(".json").read_bytes()
+    )
 
 
 @pytest.mark.finding("C1")
-@pytest.mark.parametrize("lanes", slow_except([3], [1, 3]))
 def test_same_seed_same_agent_whatever_the_workers(
-    lanes: int, learned: Learned, tmp_path: Path
+    learned: Learned, tmp_path: Path
 ) -> None:
-    summary, again = play(learning(evaluation_pairs=2, lanes=lanes), tmp_path / "r")
-    assert again.stable() == learned[1].stable()
-    assert learned_state(summary.folder) == learned_state(learned[0].folder)
-    same_results(summary, learned[0])
-
-
-class Meddles(Recorder):
-    """A sink that draws random numbers and fails in the end."""
-
-    def handle(self, event: Event) -> None:
-        torch.rand(3)
-        np.random.rand(3)  # noqa: NPY002  the global generator
-        if isinstance(event, RoundCompleted):
-            raise RuntimeError("the dashboard is gone")
-
-
-@pytest.mark.trap(10)
-@pytest.mark.parametrize("name", slow_except(["meddling"], ["off", "meddling"]))
-def test_telemetry_changes_no_learned_bit(
-    name: str, learned: Learned, tmp_path: Path
-) -> None:
-    """Without callbacks, and with one that takes numbers from the process's generators and breaks."""
-    sinks = [Meddles()] if name == "meddling" else []
-    summary = Experiment(learning(evaluation_pairs=2), tmp_path / name, sinks).run()
-    assert learned_state(summary.folder) == learned_state(learned[0].folder)
-    assert repr(summary.comparisons) == repr(learned[0].comparisons)
-    assert bool(summary.dropped_sinks) == (name == "meddling")
+    summary, again = play(learning(lanes=3), tmp_path / "r")
+    assert again.stable()[:-1] == learned.prefix
+    assert agent_state(summary) == learned.state
 
 
 @pytest.mark.finding("H1")
@@ -345,16 +331,16 @@ def test_a_rollback_is_counted_and_disturbs_no_other_host(
 
     hurt = 2
     monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
-    summary, recorder = play(learning(), tmp_path / "r")
-    assert [event.rollbacks for event in of_kind(recorder, RoundCompleted)] == [1, 0, 0]
-    assert [row["rollbacks"] for row in metrics(summary.folder)] == ["1", "0", "0"]
+    summary, recorder = play(learning(rounds=1), tmp_path / "r")
+    assert [event.rollbacks for event in of_kind(recorder, RoundCompleted)] == [1]
+    assert [row["rollbacks"] for row in metrics(summary.folder)] == ["1"]
 
     def quiet(watched: Recorder) -> list[EpochCompleted]:
         return [
             e for e in of_kind(watched, EpochCompleted) if (e.env, e.episode) == (0, 0)
         ]
 
-    assert quiet(recorder) == quiet(learned[1])
+    assert quiet(recorder) == quiet(learned.recorder)
     policy = checkpoint.read(summary.folder)["policy"]
     assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
 
@@ -376,10 +362,6 @@ def test_what_is_learned_does_not_depend_on_the_threads_of_the_process(
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_a_run_has_the_rounds_of_its_task_by_default(tmp_path: Path) -> None:
-    def rounds(controller: str) -> int:
-        config = tiny(controller, rounds=None)
-        with Experiment(config, tmp_path / "r") as experiment:
-            return int(experiment.config.run.rounds or 0)
-
-    assert rounds("ppo") == rounds("random") == 4
+@pytest.mark.parametrize("controller", ["ppo", "random"])
+def test_a_run_has_the_rounds_of_its_task_by_default(controller: str) -> None:
+    assert EnvMaker.of(tiny(controller, rounds=None)).config.run.rounds == 4

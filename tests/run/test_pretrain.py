@@ -15,7 +15,7 @@ from esper.run import pretrain as practice
 from esper.run.pretrain import practice_env, practice_rounds, pretrain
 from esper.run.rollout import EpisodeStats, play_round
 
-N_ENVS = 64
+N_ENVS = 16
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,10 @@ def real() -> tuple[SlotVectorEnv, TrainingConfig]:
             "env": {"n_envs": 2, "episode_length": 8, "baseline_episodes": 2},
             "ppo": {
                 "practice_steps": 2 * N_ENVS * 8,
+                "practice_envs": N_ENVS,
                 "practice_lengths": [1.0],
-                "width": 32,
+                "width": 16,
+                "update_epochs": 1,
             },
         }
     )

@@ -47,7 +47,7 @@ def growing(controller: str = "schedule", **sections: dict[str, Any]) -> Trainin
 
 CONFIGS = {
     "small": lambda: growing(
-        "ppo",
+        "random",
         run={"rounds": 1},
         env={"n_envs": 3, "episode_length": 3, "baseline_episodes": 2},
     ),
@@ -61,9 +61,7 @@ CONFIGS = {
     "fading": lambda: growing(
         "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
     ),
-    "automatic": lambda: growing(
-        "random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}
-    ),
+    "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"]}),
 }
 
 FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading")]
@@ -105,10 +103,9 @@ def test_ranks_train_the_hosts_of_one_process(
         assert GovernorRollback.__name__ in kinds(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
-    slow_except([(1, 2)], [(1, 2), (2, 1), (2, 3)]),
-    ids=lambda size: f"{size} ranks",
+    ("before", "after"), [(1, 2), (2, 3)], ids=lambda size: f"{size} ranks"
 )
 def test_a_run_is_resumed_with_another_number_of_ranks(
     before: int, after: int, alone: Runs, tmp_path: Path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.event import RoundCompleted, RunStarted
+from esper.telemetry.event import RoundCompleted
 from esper.telemetry.memory import STATUS, by_kind
 from tests.run.run_helpers import metrics, play, tiny
 
@@ -16,7 +16,7 @@ def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(
     tmp_path: Path,
 ) -> None:
     """Two hosts that grow and two that are left alone; each has two snapshots of 277 weights and momentum or more."""
-    summary, recorder = play(tiny(rounds=2), tmp_path / "run")
+    summary, recorder = play(tiny(), tmp_path / "run")
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
     least = 2 * 2 * 4 * 277
     for event, row in zip(rounds, metrics(summary.folder), strict=True):
@@ -34,17 +34,3 @@ def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(
         assert event.memory["resident/cpu"] > 50 * 2**20
         for kind, held in by_kind(event.memory).items():
             assert int(row[f"memory/{kind}"]) == held
-
-
-@pytest.mark.parametrize("pinned", [0, 2])
-def test_a_run_reports_at_its_start_which_copies_are_pinned(
-    pinned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "esper.env.vector_env.copies_to_pin", lambda *_arguments: pinned
-    )
-    _, recorder = play(tiny(max_device_copies_mib=1.0), tmp_path / "run")
-    (started,) = [event for event in recorder.events if isinstance(event, RunStarted)]
-    assert started.pinned_copies == (
-        () if not pinned else ("older snapshots", "newest snapshots")
-    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.cli.run import closing_words
@@ -18,9 +18,15 @@ from esper.run import tracking
 from esper.run.experiment import Experiment
 from esper.show.read import open_run
 from esper.telemetry.analytics import BlueprintAnalytics
-from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, RoundCompleted
-from esper.telemetry.sinks.background import BackgroundSink
+from esper.telemetry.event import (
+    AnomalyDetected,
+    Event,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+)
 from tests.run.run_helpers import (
+    GATES,
     Does,
     Recorder,
     learned_state,
@@ -35,20 +41,7 @@ from tests.run.run_helpers import (
 )
 from tests.selection import slow_except
 from tests.telemetry.sample_events import CLEANRL
-from tests.telemetry.test_tracker import Library
-
-
-class Stands:
-    """A sink that never returns before ``go`` is set."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def handle(self, event: Event) -> None:
-        self.go.wait(60)
-
-    def close(self) -> None:
-        pass
+from tests.telemetry.test_trackers import Library
 
 
 class BreaksAtTheThird:
@@ -62,13 +55,6 @@ class BreaksAtTheThird:
 
     def close(self) -> None:
         pass
-
-
-@pytest.fixture
-def standing() -> Iterator[Stands]:
-    sink = Stands()
-    yield sink
-    sink.go.set()
 
 
 @pytest.fixture
@@ -89,46 +75,43 @@ def steps(folder: Path, tag: str) -> list[int]:
     return [point.step for point in found.Scalars(tag)]
 
 
+class Meddles(Recorder):
+    """Draws random numbers, and fails in the end."""
+
+    def handle(self, event: Event) -> None:
+        torch.rand(3)
+        np.random.rand(3)  # noqa: NPY002  the global generator
+        if isinstance(event, RunCompleted):
+            raise RuntimeError("the dashboard is gone")
+
+
 @pytest.mark.trap(10)
 @pytest.mark.parametrize("task", slow_except(["planted"], ["planted", "digits"]))
 def test_no_sink_changes_a_learned_bit(
-    task: str, tmp_path: Path, libraries: dict[str, Library], standing: Stands
+    task: str, tmp_path: Path, libraries: dict[str, Library]
 ) -> None:
-    """A run with all sinks, among them one that hangs and one that breaks, has the bits of a run without sinks."""
-    config = learning(task, n_envs=4 if task == "planted" else 2)
+    """A run with all sinks, among them ones that break and draw numbers, has the bits of a run without sinks."""
+    config = learning(task)
     plain, bare = play(config, tmp_path / "plain")
-    with_all = tracked(config, "tensorboard", "wandb", "trackio", patience=60.0)
-    more = [
-        BackgroundSink(standing, capacity=5, patience=0.0),
-        BackgroundSink(BreaksAtTheThird()),
-        BlueprintAnalytics(),
-    ]
+    with_all = tracked(config, "tensorboard", "wandb", "trackio")
+    more = [BreaksAtTheThird(), BlueprintAnalytics(), Meddles()]
     full, watched = play(with_all, tmp_path / "full", *more)
     assert learned_state(plain.folder) == learned_state(full.folder)
     assert bare.stable() == watched.stable()
     assert stable_log(plain.folder) == stable_log(full.folder)
     events = len(watched.events)
-    assert set(full.dropped_sinks) == {"Stands", "BreaksAtTheThird"}
-    assert full.dropped_sinks["Stands"] == (
-        f"it had not finished 0 s after the end of the run, its queue of 5 events was full; {events} events not written"
-    )
-    assert (
-        full.dropped_sinks["BreaksAtTheThird"]
-        == f"OSError: the server is gone; {events - 2} events not written"
-    )
+    lost = f"the server is gone; {events - 2} events not written"
+    assert set(full.dropped_sinks) == {"BreaksAtTheThird", "Meddles"}
+    assert full.dropped_sinks["BreaksAtTheThird"] == lost
     same_results(plain, dataclasses.replace(full, dropped_sinks={}))
     for library in libraries.values():
-        assert library.calls[-1] == ("finish", None)
-        assert {tag for row in library.logged() for tag in row} >= CLEANRL
+        assert {tag for row in library.logged for tag in row} >= CLEANRL
     words = closing_words(full, task)
-    assert (
-        f"Telemetry lost: Stands failed ({full.dropped_sinks['Stands']})."
-        in words.splitlines()
-    )
+    assert f"Telemetry lost: BreaksAtTheThird failed ({lost})." in words.splitlines()
 
 
 def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
-    config = tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0)
+    config = tracked(learning("planted", n_envs=4), "tensorboard")
     summary, recorder = play(config, tmp_path / "r")
     updates = [
         event.env_steps for event in recorder.events if isinstance(event, PolicyUpdated)
@@ -145,30 +128,10 @@ def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
 
 def test_a_controller_that_does_not_learn_has_charts_too(tmp_path: Path) -> None:
     summary, _ = play(
-        tracked(tiny(rounds=2), "tensorboard", patience=60.0), tmp_path / "r"
+        tracked(tiny(task="planted", rounds=2), "tensorboard"), tmp_path / "r"
     )
     assert steps(summary.folder, "charts/episodic_return") == [8, 16]
     assert steps(summary.folder, "esper/test_accuracy") == [8, 16]
-
-
-@pytest.mark.parametrize("moment", slow_except([], [round_ends(2), within_round(3)]))
-def test_a_resumed_run_shows_no_step_twice(
-    moment: Callable[[Event], bool], tmp_path: Path, libraries: dict[str, Library]
-) -> None:
-    """Interrupted, then resumed from an older checkpoint than what TensorBoard was shown."""
-    config = tracked(
-        learning(checkpoint_every=2), "tensorboard", "wandb", patience=60.0
-    )
-    folder = tmp_path / "r"
-    summary, _ = play(config, folder, Does(moment, stop))
-    assert summary.interrupted
-    Experiment.resume(folder).run()
-    for tag in ("charts/episodic_return", "losses/policy_loss"):
-        assert steps(folder, tag) == [8, 16, 24]
-    rows = [
-        row["global_step"] for row in libraries["wandb"].logged() if "charts/SPS" in row
-    ]
-    assert rows == [8, 16, 24]
 
 
 def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(
@@ -176,9 +139,8 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(
 ) -> None:
     folder = tmp_path / "r"
     config = tracked(
-        learning("planted", checkpoint_every=5, evaluation_pairs=2),
+        learning("planted", checkpoint_every=5, evaluation_pairs=1),
         "tensorboard",
-        patience=60.0,
     )
     kept: list[bytes] = []
     first = Does(lambda event: True, lambda: None)
@@ -192,13 +154,13 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(
     assert steps(folder, "comparison/against_none") == [24]
 
 
+@pytest.mark.slow
 def test_curves_cannot_continue_without_the_metrics_table(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     play(
         tracked(
             learning("planted", n_envs=4, evaluation_pairs=2),
             "tensorboard",
-            patience=60.0,
         ),
         folder,
         Does(round_ends(2), stop),
@@ -227,28 +189,28 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
     assert not (tmp_path / "r").exists()
 
 
+def test_a_tracker_without_an_active_run_is_refused_before_anything_is_written(
+    tmp_path: Path, libraries: dict[str, Library]
+) -> None:
+    libraries["wandb"].run = None
+    with pytest.raises(ConfigError, match=r"call wandb.init\(\) in a Python program"):
+        Experiment(tracked(tiny(), "wandb"), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
 def test_without_trackers_nothing_of_them_is_imported_or_written(
     tmp_path: Path,
 ) -> None:
-    summary, _ = play(tiny(), tmp_path / "r")
+    summary, _ = play(tiny(task="planted"), tmp_path / "r")
     assert not (summary.folder / "tensorboard").exists()
-    assert not [
-        thread for thread in threading.enumerate() if thread.name.startswith("esper-")
-    ]
 
 
 # --- What became of blueprints
 
 
-@pytest.mark.parametrize(
-    "controller", slow_except(["schedule"], ["random", "schedule", "heuristic"])
-)
-def test_every_seed_that_was_planted_became_something(
-    controller: str, tmp_path: Path
-) -> None:
-    config = tiny(controller, rounds=1).with_values(
-        env={"episode_length": 20, "n_envs": 3}
-    )
+@pytest.mark.slow
+def test_every_seed_that_was_planted_became_something(tmp_path: Path) -> None:
+    config = tiny("schedule").with_values(env={"episode_length": 8, "gates": GATES})
     live = BlueprintAnalytics()
     summary, recorder = play(config, tmp_path / "r", live)
     rows = [*live.rows(), live.total()]
@@ -259,7 +221,7 @@ def test_every_seed_that_was_planted_became_something(
             == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
         )
         assert row.blended <= row.germinated
-    assert live.total().fossilized == pytest.approx(summary.fossils * 3)
+    assert live.total().fossilized == pytest.approx(summary.fossils * 2)
     assert (
         open_run(summary.folder).view.blueprints.rows() == live.rows()
     )  # the log says the same
@@ -283,10 +245,20 @@ def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
 def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(
     tmp_path: Path,
 ) -> None:
-    config = learning("planted", n_envs=16, ppo={"learning_rate": 0.3})
+    config = learning(
+        "planted",
+        n_envs=16,
+        ppo={"learning_rate": 0.3, "update_epochs": 4, "n_minibatches": 4},
+    )
     summary, recorder = play(config, tmp_path / "r")
     warned = [event for event in recorder.events if isinstance(event, AnomalyDetected)]
     assert {"ratio_collapsed"} <= {event.kind for event in warned}
+    updates = {
+        event.round: place
+        for place, event in enumerate(recorder.events)
+        if isinstance(event, PolicyUpdated)
+    }
+    assert all(updates[event.round] < recorder.events.index(event) for event in warned)
     log = [
         fields
         for fields in stable_log(summary.folder)
@@ -315,25 +287,11 @@ def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(
 def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(
     tmp_path: Path,
 ) -> None:
-    config = learning(ppo={"learning_rate": 0.5})
+    config = learning(
+        ppo={"learning_rate": 0.5, "update_epochs": 4, "n_minibatches": 4}
+    )
     whole, recorder = play(config, tmp_path / "whole")
     assert any(isinstance(event, AnomalyDetected) for event in recorder.events)
     play(config, tmp_path / "r", Does(within_round(2), stop))
     Experiment.resume(tmp_path / "r").run()
     assert stable_log(tmp_path / "r") == stable_log(whole.folder)
-
-
-def test_recorders_see_warnings_after_the_update_they_are_about(tmp_path: Path) -> None:
-    recorder = Recorder()
-    Experiment(
-        learning("planted", n_envs=16, ppo={"learning_rate": 0.3}),
-        tmp_path / "r",
-        [recorder],
-    ).run()
-    last: PolicyUpdated | None = None
-    for event in recorder.events:
-        if isinstance(event, PolicyUpdated):
-            last = event
-        if isinstance(event, AnomalyDetected):
-            assert last is not None
-            assert event.round == last.round

@@ -72,16 +72,6 @@ def test_longest_first_and_equals_in_the_order_given() -> None:
     assert began == [2, 1, 3, 5, 0, 4]
 
 
-def test_seconds_are_the_tasks_own() -> None:
-    sleep = threading.Event()
-    with pool_of(1) as pool:
-        outcomes = pool.run(
-            [lambda: sleep.wait(0.05), lambda: sleep.wait(0.2), nothing], [2, 1, 0]
-        )
-    assert outcomes[0][1] >= 0.05
-    assert outcomes[1][1] >= 0.2
-
-
 def test_an_error_keeps_its_traceback_and_any_exception_comes_back() -> None:
     def fail() -> None:
         raise SystemExit(3)
@@ -212,12 +202,6 @@ def test_a_task_may_cancel_its_own_run() -> None:
     assert done == []
 
 
-def test_cancel_of_an_idle_pool_does_not_stop_the_next_run() -> None:
-    with pool_of() as pool:
-        pool.cancel()
-        assert pool.run([nothing], [0])[0][0] is None
-
-
 def test_two_threads_take_turns() -> None:
     inside, most, runs = 0, 0, 40
     lock = threading.Lock()
@@ -338,11 +322,3 @@ def test_bad_arguments_are_named(
 ) -> None:
     with pool_of() as pool, pytest.raises(error, match=words):
         pool.run(tasks, costs)
-
-
-def test_a_pool_has_workers() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"count must be 0 \(one worker per physical core\) or more, got -1",
-    ):
-        WorkerPool(-1)

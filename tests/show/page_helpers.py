@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from base64 import b64decode
+from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from esper.show.page import report_html
 from esper.show.read import open_runs
 from esper.show.view import RunView
-from esper.telemetry.event import Event
+from esper.telemetry.event import EpochCompleted, Event
+from esper.telemetry.sinks.jsonl import JsonlSink
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 NASTY = "<script>window.hacked=1</script>\"'&</style><img src=x onerror=window.hacked=1>ü😀\x1b[2J\u202e\x00\ud800"
@@ -70,10 +73,8 @@ def viewed(*events: Event) -> RunView:
 
 def drawings(html: str) -> list[ElementTree.Element]:
     """All pictures; each must be XML by itself."""
-    return [
-        ElementTree.fromstring(svg)
-        for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    ]
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    return [ElementTree.fromstring(b64decode(picture)) for picture in found]
 
 
 def nasty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -116,3 +117,22 @@ def not_finite(fields: dict[str, Any]) -> dict[str, Any]:
         return [spoil(item) for item in value] if isinstance(value, list) else value
 
     return {key: spoil(value) for key, value in fields.items()}
+
+
+class Going(NamedTuple):
+    """A run folder whose log is open, and the events that are still to be written."""
+
+    folder: Path
+    sink: JsonlSink
+    rest: Iterator[Event]
+
+    def end(self) -> None:
+        for event in self.rest:
+            self.sink.handle(event)
+        self.sink.close()
+
+
+def in_the_second_round(event: Event) -> bool:
+    """Whether host 0 is at its second epoch of the second round; the other one is at its first."""
+    second = isinstance(event, EpochCompleted) and event.episode == 1
+    return second and (event.env, event.epoch) == (0, 2)

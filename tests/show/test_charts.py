@@ -1,9 +1,8 @@
-"""Charts draw the exact values, accept any numbers, and follow the page's colours."""
+"""Charts draw the exact values and accept any numbers."""
 
 from __future__ import annotations
 
 import math
-import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -15,23 +14,22 @@ from esper.show import charts
 from esper.show.charts import (
     Interval,
     Line,
+    Picture,
     interval_chart,
     line_chart,
 )
 from esper.telemetry.text import clean, number, p_value
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures of the charts made after this call."""
     figures: list[Figure] = []
 
-    def keep(figure: Figure, title: str, description: str, **_: object) -> str:
+    def keep(figure: Figure, _title: str, words: str) -> Picture:
         figures.append(figure)
-        return description
+        return Picture(b"", words)
 
-    monkeypatch.setattr(charts, "inline_svg", keep)
+    monkeypatch.setattr(charts, "picture", keep)
     return figures
 
 
@@ -72,7 +70,7 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(
         ),
         Line("baseline", [0, 3], [1.0, 1.0], -1, reference=True),
     ]
-    words = line_chart("title", lines, "epochs done", "accuracy, %")
+    _, words = line_chart("title", lines, "epochs done", "accuracy, %")
     (axes,) = figures[0].axes
     first, second = axes.lines
     assert list(first.get_xdata()) == [0, 1, 2, 3]
@@ -116,7 +114,7 @@ def test_each_value_has_a_row_with_its_interval_if_that_is_bounded(
 anything = st.floats() | st.sampled_from([0.0, 1e308, -1e308, 5e-324])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.lists(st.tuples(anything, anything, anything, anything), min_size=1, max_size=8)
 )
@@ -128,45 +126,17 @@ def test_any_numbers_can_be_drawn(
         line_chart("t", [Line("a", x, y, 0, low, high)], "x", "y"),
         interval_chart("t", [Interval("a", *row[:3]) for row in rows], "x"),
     ]
-    for svg in pictures:
-        for element in ElementTree.fromstring(svg).iter():
+    for picture in pictures:
+        for element in ElementTree.fromstring(picture.svg).iter():
             for name in ("d", "x", "y", "width", "height", "transform"):
                 assert not {"nan", "inf"} & set(
                     (element.get(name) or "").lower().split()
                 ), element.attrib
 
 
-def test_a_chart_is_one_svg_element_that_leaves_the_page_alone() -> None:
+def test_a_chart_is_the_same_picture_each_time_and_names_are_text() -> None:
     lines = [Line("a <b> $x$", [0, 1], [1.0, 2.0], 0), Line("b", [0, 1], [1.0, 3.0], 1)]
-    one, again, other = (
-        line_chart(title, lines, "x", "y") for title in ("one", "one", "other")
-    )
+    one, again = (line_chart("one", lines, "x", "y") for _ in range(2))
     assert one == again  # neither dates nor random ids
-    root = ElementTree.fromstring(one)
-    assert root.tag == f"{SVG}svg"
-    assert not list(root.iter(f"{SVG}style"))  # it would style the whole page
-    assert "a <b> $x$" in [
-        text.text for text in root.iter(f"{SVG}text")
-    ]  # neither markup nor mathematics
-    ids = [
-        {e.get("id") for e in ElementTree.fromstring(svg).iter() if e.get("id")}
-        for svg in (one, other)
-    ]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    links = [
-        value
-        for e in root.iter()
-        for name, value in e.items()
-        if name.endswith("href") or name == "clip-path"
-    ]
-    assert links
-    assert {link.removeprefix("url(").strip("#)") for link in links} <= ids[0]
-
-
-def test_colours_are_those_of_the_page_light_or_dark() -> None:
-    lines = [Line("a", [0, 1], [1.0, 2.0]), Line("b", [0, 1], [1, 1], -1)]
-    svg = line_chart("t", lines, "x", "y")
-    for name in ("ink", "quiet", "rule", "card", "c0"):
-        assert f"var(--{name})" in svg
-    assert not re.search(r"#(?!000000|c)[0-9a-f]{6}\b", svg)
+    texts = ElementTree.fromstring(one.svg).iter("{http://www.w3.org/2000/svg}text")
+    assert "a <b> $x$" in {text.text for text in texts}

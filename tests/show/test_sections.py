@@ -34,7 +34,6 @@ from esper.telemetry.event import (
     BaselineMeasured,
     Comparison,
     EpisodeCompleted,
-    EpochCompleted,
     GateEvaluated,
     GovernorRollback,
     PolicyUpdated,
@@ -294,11 +293,3 @@ def test_runs_with_different_scores_share_percentage_points() -> None:
         "Accuracy",
         "BLEU score",
     ]
-
-
-def test_epochs_of_a_real_run_end_with_its_last_hosts(learned: Path) -> None:
-    view = open_run(learned).view
-    (chart,) = [c for t, c in charts(accuracy(view)).items() if "by epoch" in t]
-    last = [e for e in view.of(EpochCompleted) if e.episode == view.episode]
-    final = [e.validation_accuracy for e in last if e.epoch == last[-1].epoch]
-    assert chart.lines[0].y[-1] == pytest.approx(sum(final) / len(final))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,12 @@ from rich.console import Console
 
 from esper.show.live import in_progress, short_form, show, watch
 from esper.show.read import open_run
-from esper.telemetry.event import PolicyUpdated, RoundCompleted, RunCompleted
-from tests.run.run_helpers import Does, play, round_ends, tiny, within_round
+from esper.telemetry.event import (
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+)
+from tests.show.page_helpers import Going, in_the_second_round
 
 
 def plain() -> tuple[Console, io.StringIO]:
@@ -71,71 +74,48 @@ def test_long_lines_wrap_in_a_terminal_only(learned: Path) -> None:
     assert words <= set(re.findall(r"[a-z]{3,}", out.getvalue()))
 
 
-def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
-    seen: list[tuple[float, float | None, str]] = []
-
-    def look() -> None:
-        run = open_run(tmp_path / "run")
-        seen.append(
-            (run.view.part_of_round, run.view.pace.seconds_left(), short_form(run))
-        )
-
-    play(tiny(rounds=3), tmp_path / "run", Does(within_round(2), look))
-    ((part, left, text),) = seen
-    assert part == pytest.approx(
-        3 / 8
-    )  # host 0 in its second of four epochs, host 1 in its first
-    first = open_run(tmp_path / "run").of(RoundCompleted)[0]
-    assert left == pytest.approx((3 - 1 - 3 / 8) * first.seconds)
+def test_the_time_left_is_that_of_the_remaining_rounds(
+    going: Callable[..., Going],
+) -> None:
+    run = open_run(going(in_the_second_round).folder)
+    view = run.view
+    assert view.part_of_round == pytest.approx(3 / (2 * view.begun.episode_length))
+    (first,) = run.of(RoundCompleted)
+    left = (3 - 1 - view.part_of_round) * first.seconds
+    assert view.pace.seconds_left() == pytest.approx(left)
+    text = short_form(run)
     assert "left for the rounds" in text
     assert "round 2, epoch 2" in text
     assert " grown, epoch 2, validation" in text
 
 
-def test_a_watched_run_is_shown_until_it_ends(tmp_path: Path) -> None:
-    """The watcher is another thread here; it sees the folder and nothing else."""
-    begun, release = threading.Event(), threading.Event()
+def test_a_watched_run_is_shown_until_it_ends(going: Callable[..., Going]) -> None:
+    begun = going(lambda event: isinstance(event, RoundCompleted))
     console, out = plain()
-
-    def hold() -> None:
-        begun.set()
-        assert release.wait(60)
-
-    def follow() -> None:
-        begun.wait(60)
-        run = open_run(tmp_path / "run")
-        assert in_progress(run)
-        watch(run, console, pause=lambda _: release.set())
-
-    watcher = threading.Thread(target=follow)
-    watcher.start()
-    play(tiny(rounds=3), tmp_path / "run", Does(round_ends(1), hold))
-    watcher.join(60)
-    assert not watcher.is_alive()
+    run = open_run(begun.folder)
+    assert in_progress(run)
+    watch(run, console, pause=lambda _: begun.end())
     shown = [line for line in out.getvalue().splitlines() if line.startswith("state")]
     assert shown[0].endswith("running: 1 of 3 rounds completed")
     assert shown[-1].endswith("finished: 3 rounds played and compared")
     assert "\x1b" not in out.getvalue()
 
 
-def test_watching_an_ended_run_shows_it_once(grown: Path) -> None:
-    console, out = plain()
-    watch(open_run(grown), console, pause=lambda _: pytest.fail("it waited"))
-    assert out.getvalue().count("state") == 1
-
-
-def test_an_interrupt_ends_only_the_view(tmp_path: Path) -> None:
+def test_an_interrupt_ends_only_the_view(going: Callable[..., Going]) -> None:
     console, out = plain()
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    def look() -> None:
-        watch(open_run(tmp_path / "run"), console, pause=interrupt)
-
-    summary, _ = play(tiny(rounds=2), tmp_path / "run", Does(within_round(2), look))
-    assert not summary.interrupted
+    begun = going(lambda event: isinstance(event, RoundCompleted))
+    watch(open_run(begun.folder), console, pause=interrupt)
     assert "The view was closed; the run continues." in out.getvalue()
+
+
+def test_watching_an_ended_run_shows_it_once(grown: Path) -> None:
+    console, out = plain()
+    watch(open_run(grown), console, pause=lambda _: pytest.fail("it waited"))
+    assert out.getvalue().count("state") == 1
 
 
 def test_the_last_view_stays_in_the_terminal(grown: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
-from typing import Any
+from dataclasses import replace
 
 from esper.telemetry.analytics import BlueprintAnalytics, BlueprintRow
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
-    EpochCompleted,
     Event,
     StageChanged,
 )
+from tests.telemetry import sample_events as samples
 
 LIFE = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
@@ -42,38 +41,17 @@ def epoch(
     number: int,
     contributions: dict[str, float] | None = None,
     fossils: int = 0,
-    **host: int,
-) -> EpochCompleted:
-    numbers: dict[str, Any] = dict.fromkeys(
-        (
-            "train_loss",
-            "train_accuracy",
-            "validation_loss",
-            "validation_accuracy",
-            "committed_accuracy",
-        ),
-        0.0,
-    )
-    return EpochCompleted(
-        **{"env": 0, "episode": 0, **host}, **numbers, epoch=number, baseline_accuracy=0.0, parameters=277 + fossils,
-        fossil_parameters=fossils, contributions=contributions or {}, stages={}, reward=0.0, reward_terms={},
-    )  # fmt: skip
+    env: int = 0,
+    episode: int = 0,
+) -> Event:
+    measured = contributions or {}
+    made = samples.epoch(env, number, episode)
+    return replace(made, contributions=measured, fossil_parameters=fossils)
 
 
-def ended(epochs: int, **host: int) -> EpisodeCompleted:
-    numbers: dict[str, Any] = dict.fromkeys(
-        (
-            "total_reward",
-            "validation_accuracy",
-            "committed_accuracy",
-            "baseline_accuracy",
-        ),
-        0.0,
-    )
-    return EpisodeCompleted(
-        **{"env": 0, "episode": 0, **host}, **numbers, epochs=epochs, host_parameters=277, fossil_parameters=0,
-        fossils={}, rollbacks=0, terminated=True, shapley={},
-    )  # fmt: skip
+def ended(epochs: int) -> EpisodeCompleted:
+    numbers = (0.0, 0.0, 0.0, 0.0, 277, 0, {}, 0, True, {})
+    return EpisodeCompleted(0, 0, epochs, *numbers)
 
 
 def refused(blueprint: str | None, slot: str = "r0c0") -> ActionTaken:
@@ -168,19 +146,6 @@ def test_an_unfinished_seed_is_living_also_after_its_episode() -> None:
     assert (only(running).living, only(running).epochs_lived) == (1, 8.0)
 
 
-def test_a_stage_that_is_entered_twice_is_one_seed() -> None:
-    row = only(
-        told(
-            *(
-                change(stage, 0)
-                for stage in ("GERMINATED", "BLENDING", "HOLDING", "BLENDING")
-            ),
-            ended(5),
-        )
-    )
-    assert (row.germinated, row.blended, row.living) == (1, 1, 1)
-
-
 def test_a_refusal_counts_for_the_seed_that_it_is_about() -> None:
     analytics = told(
         change("GERMINATED", 0, "norm"),
@@ -226,30 +191,6 @@ def test_the_total_is_that_of_all_blueprints() -> None:
     assert total.epochs_lived == 25 / 3
 
 
-def test_without_planted_seeds_there_are_no_rows() -> None:
-    analytics = told(epoch(1), ended(1))
-    assert analytics.rows() == []
-    assert analytics.total().germinated == 0
-    assert analytics.total().epochs_lived is None
-
-
-def test_a_seed_planted_before_the_first_event_is_left_out() -> None:
-    assert (
-        told(change("FOSSILIZED", 3), change("PRUNED", 4, slot="r0c1"), ended(5)).rows()
-        == []
-    )
-
-
-def test_asking_in_between_changes_nothing() -> None:
-    events = [*kept(), ended(10)]
-    asked = BlueprintAnalytics()
-    for event in events:
-        asked.handle(event)
-        asked.rows()
-        asked.total()
-    assert asked.rows() == told(*events).rows()
-
-
 def test_of_hosts_whose_episode_has_ended_only_sums_stay_in_memory() -> None:
     analytics = BlueprintAnalytics()
     for event in [*kept(), refused("lora"), ended(10)]:
@@ -257,6 +198,6 @@ def test_of_hosts_whose_episode_has_ended_only_sums_stay_in_memory() -> None:
     size = len(pickle.dumps(analytics))
     for episode in range(1, 200):
         for event in [*kept(), refused("lora"), ended(10)]:
-            analytics.handle(dataclasses.replace(event, episode=episode))  # type: ignore[call-arg]
+            analytics.handle(replace(event, episode=episode))  # type: ignore[call-arg]
     assert analytics.total().germinated == 200
     assert len(pickle.dumps(analytics)) < size + 100

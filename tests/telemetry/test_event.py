@@ -13,11 +13,9 @@ import pytest
 from esper.telemetry import event as events
 from esper.telemetry.event import (
     Comparison,
-    EpisodeCompleted,
     EpochCompleted,
     Event,
     GateEvaluated,
-    GovernorRollback,
     HostEvent,
     RoundCompleted,
     RunCompleted,
@@ -68,40 +66,6 @@ def sample(kind: type[Kind]) -> Kind:
     )
 
 
-def rollback(**changes: Any) -> GovernorRollback:
-    fields = {
-        "env": 3,
-        "episode": 30,
-        "epoch": 17,
-        "reason": "spike",
-        "value": 8.5,
-        "threshold": 4.25,
-    }
-    return GovernorRollback(
-        **{**fields, "restored_epoch": 12, "rollbacks": 1, **changes}
-    )
-
-
-def test_the_module_has_events() -> None:
-    assert {EpochCompleted, RoundCompleted, GovernorRollback} <= set(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_event_is_a_frozen_dataclass_of_its_own(kind: type[Event]) -> None:
-    assert "__dataclass_fields__" in vars(kind)  # decorated itself, not only its base
-    made = sample(kind)
-    for field in dataclasses.fields(made):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(made, field.name, None)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_field_hides_the_keys_of_the_record(kind: type[Event]) -> None:
-    assert {"event", "schema"}.isdisjoint(
-        field.name for field in dataclasses.fields(kind)
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_survives_json_unchanged(kind: type[Event]) -> None:
     fields = record(sample(kind))
@@ -113,13 +77,6 @@ def test_every_record_survives_json_unchanged(kind: type[Event]) -> None:
         "schema",
         *(field.name for field in dataclasses.fields(kind)),
     }
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
-)
-def test_numbers_that_json_lacks_become_strings(value: float, text: str) -> None:
-    assert record(rollback(value=value))["value"] == text
 
 
 def test_numbers_that_json_lacks_become_strings_at_every_depth() -> None:
@@ -159,13 +116,6 @@ def test_clock_times_are_volatile_and_measurements_are_not() -> None:
     assert {"committed_accuracy", "samples", "rollbacks"} <= set(fields)
 
 
-def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
-    one = sample(RoundCompleted)
-    other = dataclasses.replace(one, seconds=99.0, phase_seconds={"train": 98.0})
-    assert record(one) != record(other)
-    assert stable_record(one) == stable_record(other)
-
-
 @pytest.mark.finding("M22")
 @pytest.mark.parametrize("kind", KINDS)
 def test_events_of_an_env_name_it(kind: type[Event]) -> None:
@@ -179,8 +129,3 @@ def test_events_of_an_env_name_it(kind: type[Event]) -> None:
         and kind not in whole
     ):
         assert {"env", "episode"} <= names
-
-
-@pytest.mark.finding("M22")
-def test_the_episode_names_its_env() -> None:
-    assert record(sample(EpisodeCompleted))["env"] == SAMPLES["int"]

@@ -30,24 +30,6 @@ def test_jsonl_reads_back_what_was_written(tmp_path: Path) -> None:
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == 3
 
 
-def test_jsonl_lines_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    sink = JsonlSink(path)
-    for epoch in range(3):
-        sink.handle(cut(epoch))
-        assert len(list(read_events(path))) == epoch + 1
-    sink.close()
-
-
-def test_jsonl_appends_to_an_earlier_log(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    for epoch in range(2):
-        sink = JsonlSink(path)
-        sink.handle(cut(epoch))
-        sink.close()
-    assert [fields["epoch"] for fields in read_events(path)] == [0, 1]
-
-
 def test_jsonl_cuts_a_torn_line_before_it_appends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

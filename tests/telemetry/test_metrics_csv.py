@@ -33,25 +33,6 @@ def test_metrics_have_one_row_a_round(tmp_path: Path) -> None:
     assert not {"phase_seconds", "event", "schema"} & set(COLUMNS)
 
 
-def test_metrics_rows_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
-    sink = MetricsCsvSink(tmp_path / "metrics.csv")
-    for number in range(1, 4):
-        sink.handle(completed(number))
-        assert len(rows(tmp_path / "metrics.csv")) == number
-    sink.close()
-
-
-def test_metrics_of_a_round_that_is_learned_from_have_empty_cells_for_test_images(
-    tmp_path: Path,
-) -> None:
-    sink = MetricsCsvSink(tmp_path / "metrics.csv")
-    sink.handle(completed(1, test_accuracy=None, alone_test_accuracy=None))
-    sink.close()
-    (row,) = rows(tmp_path / "metrics.csv")
-    assert (row["test_accuracy"], row["alone_test_accuracy"]) == ("", "")
-    assert (row["committed_accuracy"], row["baseline_accuracy"]) == ("81.0", "78.5")
-
-
 def test_metrics_keep_every_digit(tmp_path: Path) -> None:
     sink = MetricsCsvSink(tmp_path / "metrics.csv")
     sink.handle(completed(1, mean_return=0.1 + 0.2, committed_accuracy=math.nan))
@@ -59,15 +40,6 @@ def test_metrics_keep_every_digit(tmp_path: Path) -> None:
     (row,) = rows(tmp_path / "metrics.csv")
     assert float(row["mean_return"]) == 0.1 + 0.2
     assert row["committed_accuracy"] == "nan"
-
-
-def test_metrics_append_without_a_second_header(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    for number in (1, 2):
-        sink = MetricsCsvSink(path)
-        sink.handle(completed(number))
-        sink.close()
-    assert [row["round"] for row in rows(path)] == ["1", "2"]
 
 
 def test_metrics_cut_a_torn_row_before_they_append(tmp_path: Path) -> None:

@@ -94,24 +94,6 @@ def test_a_seed_that_is_kept_at_once_is_followed_too() -> None:
     ]
 
 
-def test_a_slot_that_is_used_again_has_two_seeds() -> None:
-    found = lived(
-        change(1, "DORMANT", "GERMINATED"),
-        change(2, "GERMINATED", "PRUNED", "not finite"),
-        change(4, "RESETTING", "DORMANT", "cooldown"),
-        change(5, "DORMANT", "GERMINATED"),
-        change(9, "HOLDING", "FOSSILIZED", "fossilize"),
-        epoch(10, {"r0c0": "FOSSILIZED"}, {"r0c0": 1.25}),
-    )
-    assert [seed.end for seed in found.seeds] == [
-        "removed because a value was not finite at epoch 2, in GERMINATED",
-        "kept at epoch 9",
-    ]
-    assert str(found.seeds[1]).endswith(
-        "kept at epoch 9, contribution +1.25 pp (standard error 0.50)"
-    )
-
-
 def test_a_seed_that_is_still_there_says_what_it_stands_before() -> None:
     found = lived(
         change(1, "DORMANT", "GERMINATED"),
@@ -125,20 +107,6 @@ def test_a_seed_that_is_still_there_says_what_it_stands_before() -> None:
         3,
         False,
         "in TRAINING at the end: gate G2 was closed",
-    )
-
-
-def test_a_fossil_that_a_rollback_takes_back_was_removed() -> None:
-    found = lived(
-        change(1, "DORMANT", "GERMINATED"),
-        change(9, "HOLDING", "FOSSILIZED", "fossilize"),
-        change(11, "FOSSILIZED", "PRUNED", "rollback"),
-    )
-    (seed,) = found.seeds
-    assert not seed.kept
-    assert (
-        seed.end
-        == "lost when the governor restored the host at epoch 11, in FOSSILIZED"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from esper.telemetry import span
-from esper.telemetry.span import PHASES, Spans
+from esper.telemetry.span import Spans
 
 
 class Clock:
@@ -28,20 +28,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     monkeypatch.setattr(span, "perf_counter", made)
     return made
-
-
-def test_the_phases_are_these() -> None:
-    asked_for = {
-        "stage",
-        "train",
-        "validate",
-        "govern",
-        "decide",
-        "update",
-        "telemetry",
-    }
-    assert asked_for | {"act"} == set(PHASES)
-    assert all(PHASES.values())
 
 
 def test_seconds_add_up_by_phase(clock: Clock) -> None:
@@ -130,13 +116,6 @@ def test_an_unknown_phase_lists_the_known_ones() -> None:
         Spans()("lunch")
 
 
-def test_two_objects_know_nothing_of_each_other(clock: Clock) -> None:
-    one, other = Spans(), Spans()
-    with one("train"), other("govern"):
-        clock.now += 1.0
-    assert (one.seconds, other.seconds) == ({"train": 1.0}, {"govern": 1.0})
-
-
 def test_another_thread_is_refused_while_a_span_is_open() -> None:
     spans, errors = Spans(), []
 
@@ -178,16 +157,6 @@ def ranges_of(spans: Spans) -> list[str]:
 def test_a_trace_has_the_phases_when_they_are_asked_for() -> None:
     assert ranges_of(Spans(marks=True)) == ["esper/stage", "esper/train"]
     assert ranges_of(Spans()) == []
-
-
-def test_marks_may_be_turned_on_and_off_while_a_span_is_open() -> None:
-    spans = Spans()
-    with spans("decide"):
-        spans.marks = True
-        assert ranges_of(spans) == ["esper/stage", "esper/train"]
-        with spans("govern"):
-            spans.marks = False
-    assert ranges_of(spans) == []
 
 
 def test_with_cuda_the_phases_are_nvtx_ranges_too(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -34,19 +33,6 @@ def test_the_cpu_is_timed_by_the_clock(log: list[str]) -> None:
     assert log == ["clock", "work", "clock"]
     assert timer.seconds == timer.seconds == 1.0
     assert log == ["clock", "work", "clock"]
-
-
-@pytest.mark.finding("L10")
-def test_on_the_cpu_a_block_takes_what_lies_between_its_ends() -> None:
-    """With the real clock, read inside and outside the block."""
-    timer, x = CUDATimer(torch.device("cpu")), torch.ones(64, 64)
-    before = perf_counter()
-    with timer:
-        begun = perf_counter()
-        x.matmul(x)
-        done = perf_counter()
-    after = perf_counter()
-    assert 0 < done - begun <= timer.seconds <= after - before
 
 
 @pytest.mark.finding("L10")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import subprocess
@@ -99,29 +98,3 @@ def test_runs_of_several_seeds_are_pooled(
     states["b"]["agent"]["compared"]["none"] = {}
     with pytest.raises(ConfigError, match="b has no comparison yet"):
         script["hosts_of"](Path("b"))
-
-
-def test_agents_that_were_compared_on_the_same_hosts_are_pooled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arms = {
-        "checkpoint:runs/a": 94,
-        "plans:runs/a": 93,
-        "checkpoint:runs/b": 92,
-        "plans:runs/b": 92,
-        "none": 90,
-    }
-    played = [
-        {"arm": name, "round": number, "hosts": hosts(accuracy + number)}
-        for number in (1, 0)
-        for name, accuracy in {**arms, "schedule": 94}.items()
-    ]
-    (tmp_path / "played.jsonl").write_text(
-        "\n".join(map(json.dumps, played)), encoding="utf-8"
-    )
-    script = runpy.run_path(str(FOLDER / "pool_runs.py"), run_name="imported")
-    script["pool"](script["compared_runs"](tmp_path))
-    out = capsys.readouterr().out
-    assert "| a | +4.00 [" in out
-    assert "| b | +2.00 [" in out
-    assert "| `plans` | 93.00 | 300 | +0.50 [" in out

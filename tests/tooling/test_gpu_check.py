@@ -144,9 +144,9 @@ def test_every_test_for_a_gpu_has_a_step_and_every_kernel_a_file() -> None:
         *plan.kernel_files(),
         *(test.split("::")[0] for tests in selections for test in tests),
     } == files
-    assert {
-        f"tests/cuda/test_{file.stem}.py" for file in (ROOT / "csrc/cuda").glob("*.cu")
-    } <= {*plan.kernel_files()}
+    kernels = {file.stem for file in (ROOT / "csrc/cuda").glob("*.cu")}
+    kernels = kernels - {"adamw", "sgd"} | {"optimizer"}
+    assert {f"tests/cuda/test_{name}.py" for name in kernels} <= {*plan.kernel_files()}
     selected = [test for tests in selections for test in tests]
     there = [
         f"tests/cuda/{name}::{test}"
@@ -260,21 +260,6 @@ def wait_for_the_end_of(process: str) -> None:
     pytest.fail("the child still runs")
 
 
-@pytest.mark.slow
-def test_time_that_a_step_saves_serves_later_ones_up_to_three_times_their_limit(
-    tmp_path: Path,
-) -> None:
-    found = run_fakes(
-        tmp_path,
-        shell("quick", "true", limit=30),
-        shell("slow", "sleep 1.5", limit=10),
-        shell("slower", "sleep 1", limit=0.5),
-        shell("hangs", "sleep 60", limit=0.34),
-    )
-    assert [result.status for result in found.values()] == ["ok", "ok", "ok", "failed"]
-    assert found["hangs"].says == "stopped after 1 s"
-
-
 def test_outcomes_of_tests_are_counted(tmp_path: Path) -> None:
     code = "def test_a(): pass\ndef test_b(): pytest.skip('why')\n@pytest.mark.parametrize('x', ['two words'])\n"
     result = run_tests(
@@ -289,13 +274,6 @@ def test_outcomes_of_tests_are_counted(tmp_path: Path) -> None:
     assert result.says.startswith("2 passed, 1 failed, 1 skipped; first failure: ")
     assert result.says.endswith("test_fake.py::test_c[two words]")
     assert 'tests="4"' in (tmp_path / "fake.xml").read_text()
-
-
-def test_tests_that_are_all_skipped_have_shown_nothing(tmp_path: Path) -> None:
-    result = run_tests(
-        tmp_path, "@pytest.mark.skip(reason='one GPU')\ndef test_a(): pass\n"
-    )
-    assert (result.status, result.says, result.skipped) == ("skipped", "one GPU", 1)
 
 
 @pytest.mark.parametrize(
@@ -320,29 +298,6 @@ def test_a_crash_leaves_the_name_of_its_test(tmp_path: Path) -> None:
         r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b",
         result.says,
     )
-
-
-def test_stacks_are_printed_only_shortly_before_a_step_is_ended(tmp_path: Path) -> None:
-    """Reading the stacks of running threads has crashed processes on a GPU."""
-    for step in plan.make_plan(tmp_path, tmp_path / "site", None):
-        if step.tests:
-            patience = float(
-                next(
-                    word for word in step.command if "faulthandler_timeout=" in word
-                ).partition("=")[2]
-            )
-            assert (
-                runner.PATIENCE * step.limit * 0.8
-                < patience
-                < runner.PATIENCE * step.limit
-            )
-
-
-def test_a_slow_test_whose_threads_were_shown_is_counted(tmp_path: Path) -> None:
-    code = "def test_a(): time.sleep(1)\ndef test_b(): time.sleep(1); assert False\ndef test_c(): pass\n"
-    result = run_tests(tmp_path, code, patience=0.3)
-    assert (result.status, result.passed, result.failed) == ("failed", 2, 1)
-    assert "Timeout (" in (tmp_path / "fake.log").read_text()
 
 
 class Patient(subprocess.Popen[bytes]):
@@ -418,28 +373,14 @@ CLEAN = "========= ERROR SUMMARY: 0 errors"
             "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 2 errors",
         ),
         (
-            f"{REFUSED}\n{CLEAN}",
-            "FAILED",
-            1,
-            "skipped",
-            "compute-sanitizer: Device not supported",
-        ),
-        (
             UNSEEN,
             "PASSED",
             0,
             "failed",
             f"1 passed, 0 failed, 0 skipped; compute-sanitizer: {UNSEEN[17:]}",
         ),
-        (
-            "",
-            "PASSED",
-            0,
-            "failed",
-            "1 passed, 0 failed, 0 skipped; compute-sanitizer wrote no summary",
-        ),
     ],
-    ids=["clean", "errors", "device not supported", "saw nothing", "silent"],
+    ids=["clean", "errors", "saw nothing"],
 )
 def test_reports_of_compute_sanitizer_decide(
     tmp_path: Path, report: str, test: str, exit_status: int, status: str, says: str

@@ -46,9 +46,7 @@ def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    "extra", [None, "tensorboard", "track", "vision", "text", "mnist"]
-)
+@pytest.mark.parametrize("extra", [None, "tensorboard", "track", "vision", "mnist"])
 def test_required_packages_are_imported(extra: str | None) -> None:
     required = names(PROJECT["dependencies"] if extra is None else EXTRAS[extra])
     found = imported("esper")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.cuda import test_adamw, test_grad_stats, test_sgd, test_stage_batch
+from tests.cuda import test_grad_stats, test_optimizer, test_stage_batch
 from tests.emulation.build import Edit, build
 from tests.emulation.device import SEEDS, Emulator, KernelDevice
 from tests.selection import slow_except
@@ -48,12 +48,14 @@ BUGS = {
     ),
     "bound_one_too_low": Bug(
         Edit("cuda/sgd.cu", "i < end; i += kThreads", "i < end - 1; i += kThreads"),
-        lambda device: test_sgd.test_sizes_around_chunks(device, test_sgd.CHUNK),
+        lambda device: test_optimizer.test_sizes_around_chunks_for_sgd(
+            device, test_optimizer.CHUNK
+        ),
     ),
     "factors_without_a_barrier": Bug(
         Edit("cuda/adamw.cu", "    }\n    __syncthreads();\n", "    }\n"),
-        lambda device: test_adamw.test_sizes_around_chunks(
-            device, test_adamw.CHUNK + 1
+        lambda device: test_optimizer.test_sizes_around_chunks_for_adamw(
+            device, test_optimizer.CHUNK + 1
         ),
     ),
     "skipped_step_that_counts": Bug(
@@ -62,7 +64,7 @@ BUGS = {
             "launch.scaler) != 0) *table",
             "launch.scaler) >= 0) *table",
         ),
-        test_adamw.test_a_captured_step_counts_and_reads_new_rates_and_coefficients,
+        test_optimizer.test_a_captured_step_of_adamw_counts_and_reads_new_rates_and_coefficients,
     ),
     "short_shared_array": Bug(
         Edit(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from tests.fault import Fault
 from tests.rehearsal import record, steps
-from tests.rehearsal.build_fakes import SOURCES, find_toolkit
 from tests.rehearsal.faults import FAULTS
 from tests.rehearsal.workplace import ROOT
 
@@ -113,38 +111,3 @@ def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(
     ):
         assert line in page.splitlines()
     assert "No GPU took part" in page
-
-
-def test_parts_of_a_step_fail_as_a_whole(tmp_path: Path) -> None:
-    parts = [
-        result("a", 0, {"x": "passed"}, tmp_path),
-        result("b", steps.TIMED_OUT, {"y": "passed"}, tmp_path),
-    ]
-    whole = steps.joined("all", parts)
-    assert (whole.status, whole.seconds, whole.tests) == (
-        steps.TIMED_OUT,
-        2.0,
-        {"x": "passed", "y": "passed"},
-    )
-    assert not whole.passed
-
-
-@pytest.mark.slow
-def test_the_fake_runtime_compiles_without_warnings() -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no g++")
-    try:
-        include = find_toolkit() / "include"
-    except SystemExit as error:
-        pytest.skip(str(error))
-    command = [
-        "g++",
-        "-std=c++20",
-        "-fsyntax-only",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{include}",
-    ]
-    for source in sorted(SOURCES.glob("*.cpp")):
-        subprocess.run([*command, str(source)], check=True)

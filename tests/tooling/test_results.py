@@ -140,13 +140,10 @@ def test_folders_that_a_command_reads_are_made_by_another_one() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "esper walk",
         "esper run --no-such-option 1",
         "esper-bench no-such-case",
-        "python benchmarks/no_such_script.py",
         "python benchmarks/snapshot_cost.py --no-such-option",
         "pytest tests/no_such_test.py",
-        "make no-such-target",
     ],
 )
 def test_a_command_that_does_not_exist_is_noticed(

@@ -61,7 +61,7 @@ def test_the_odd_shapes_of_every_kernel_give_no_report() -> None:
 
 SCRIPT = """
 import torch
-from tests.cuda import test_grad_stats, test_sgd
+from tests.cuda import test_grad_stats, test_optimizer
 from tests.emulation.build import Edit, build
 from tests.emulation.device import Emulator
 emulator = Emulator(build([{unit!r}], namespace={namespace!r}, edits=[Edit(*{edit!r})], sanitizers=True))
@@ -76,7 +76,7 @@ with emulator.serving(0):
         (
             "sgd",
             ("cuda/sgd.cu", "i < end; i += kThreads", "i <= end; i += kThreads"),
-            "test_sgd.test_sizes_around_chunks(emulator, test_sgd.CHUNK)",
+            "test_optimizer.test_sizes_around_chunks_for_sgd(emulator, test_optimizer.CHUNK)",
             "READ of size 4",
         ),
         (

@@ -18,18 +18,17 @@ from esper.core.site import Role, Site
 from esper.core.stage import SeedStage
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task, resolve
-from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
-from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
-from esper.ops.stage_batch import normalisation_table
 from esper.training.execution.streams import StreamExecutor
 from esper.training.executor import Executor
+from esper.training.host_state import all_tensors
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import Configuration, evaluate
-from tests.core_helpers import plant
+from tests.core_helpers import digits, plant
+from tests.training.byte_images import byte_digits
 
 BATCHES, BATCH = 6, 8
 """Batches of an epoch: three steps warm a step up, and the others are launched."""
@@ -40,49 +39,31 @@ NAMES = {"cnn": ("conv_light", "norm"), "transformer": ("attention", "norm")}
 Record = dict[str, Tensor]
 
 
-@cache
-def float_images() -> Task:
-    """Digits, with a validation split whose last part is not full."""
-    task = load_task("digits")
-    assert isinstance(task.train, Split)
-    train = Split(task.train.x[:200], task.train.y[:200])
-    validation = Split(task.validation.x[:90], task.validation.y[:90])
-    host = _cnn(base=3)
+def _small(task: Task) -> Task:
+    """A few samples of ``task``, with a validation split whose last part is not full."""
+
+    def first(split: Any, count: int) -> Split:
+        return Split(split.x[:count], split.y[:count], split.table)
+
+    validation = first(task.validation, 90)
     return replace(
         task,
-        train=train,
+        train=first(task.train, 200),
         validation=validation,
         test=validation,
         evaluation_batch=40,
-        build_host=host,
-        slots=None,
-        at_once=False,
     )
+
+
+@cache
+def float_images() -> Task:
+    return _small(digits())
 
 
 @cache
 def byte_images() -> Task:
     """The same as bytes, shifted and mirrored, for a host with fused layers."""
-    task, table = float_images(), normalisation_table([0.3], [0.4], scale=16.0)
-
-    def as_bytes(split: Split) -> Split:
-        x = split.x - split.x.min()
-        return Split(
-            (16 * x / x.max()).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
-            split.y,
-            table,
-        )
-
-    assert isinstance(task.train, Split)
-    validation = as_bytes(task.validation)
-    return replace(
-        task,
-        train=as_bytes(task.train),
-        validation=validation,
-        test=validation,
-        augmentation=Augmentation(crop=1, flip=True),
-        build_host=_cnn(base=8),
-    )
+    return _small(byte_digits(augmentation=Augmentation(crop=1, flip=True)))
 
 
 @cache
@@ -129,12 +110,8 @@ def regression() -> Task:
         train=with_means(task.train),
         validation=validation,
         test=validation,
-        build_host=_cnn(base=3, outputs=2),
+        build_host=lambda: CNNHost(1, 2, base=3, blocks=2, rows=2),
     )
-
-
-def _cnn(base: int, outputs: int = 10) -> Callable[[], Host]:
-    return lambda: CNNHost(1, outputs, base=base, blocks=2, rows=2)
 
 
 @dataclass(frozen=True)
@@ -318,7 +295,6 @@ def validate(training: HostTraining) -> None:
         training,
         training.task.validation,
         configurations_of(training),
-        None,
         training.totals,
     )
 
@@ -326,40 +302,15 @@ def validate(training: HostTraining) -> None:
 def record(training: HostTraining) -> Record:
     """Copies of all that an epoch leaves behind, in a fixed order."""
     count = len(configurations_of(training))
-    found = {
-        f"host.{name}": tensor for name, tensor in training.host.state_dict().items()
-    }
-    for slot in training.sites:
-        if slot.planted is not None:
-            found |= {
-                f"{slot.name}.{name}": tensor
-                for name, tensor in slot.planted.module.state_dict().items()
-            }
-            found[f"{slot.name}.finite"] = slot.planted.finite
-    for name in (
-        "host",
-        *(slot.name for slot in training.sites if slot.seed is not None),
-    ):
-        group = training.host_group if name == "host" else training.seed_groups[name]
-        for i, parameter in enumerate(group.parameters):
-            found |= {
-                f"{name}.{key}.{i}": value
-                for key, value in group.optimizer.state[parameter].items()
-            }
-    for i, name in enumerate(training.gradient_stats.names):
-        found[f"{name}.gradients"] = (
-            training.gradient_stats.total[i] / training.gradient_stats.batches
-        )
+    found = dict(all_tensors(training))
+    stats = training.gradient_stats
+    found["gradients"] = stats.total / stats.batches
     found["training"] = training.totals.training
-    found["stats"], found["correct"] = (
-        training.totals.stats(count),
-        training.totals.correct(count),
-    )
+    found["stats"] = training.totals.stats(count)
+    found["correct"] = training.totals.correct(count)
     copies = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
-    copies["order"], copies["dropout"] = (
-        training.order.get_state(),
-        training.dropout.get_state(),
-    )
+    copies["order"] = training.order.get_state()
+    copies["dropout"] = training.dropout.get_state()
     copies["epoch, batch"] = torch.tensor([training.epoch, training.batch])
     return copies
 

@@ -68,32 +68,6 @@ def test_draws_depend_only_on_seed_episode_epoch_and_sample() -> None:
     assert not same_images(wanted, batches_of(feed_of(split, 12, both, seed=9), 3))
 
 
-def test_images_are_really_mirrored_and_cropped_each_in_its_own_way() -> None:
-    split = colours()
-    plain = batches_of(feed_of(split, 12, Augmentation()), 0)
-    mirrored = batches_of(feed_of(split, 12, Augmentation(flip=True)), 0)
-    flipped = [
-        bool(torch.equal(mirrored[row], image.flip(-1))) for row, image in plain.items()
-    ]
-    kept = [bool(torch.equal(mirrored[row], image)) for row, image in plain.items()]
-    assert all(a != b for a, b in zip(flipped, kept, strict=True))
-    assert 8 < sum(flipped) < 28
-    assert split.table is not None
-    black = split.table[:, 0]
-    places = set()
-    for row, image in batches_of(feed_of(split, 12, Augmentation(crop=1)), 0).items():
-        padded = black[:, None, None].expand(3, 8, 8).clone()
-        padded[:, 1:-1, 1:-1] = plain[row]
-        windows = {
-            (i, j): padded[:, i : i + 6, j : j + 6] for i in range(3) for j in range(3)
-        }
-        (found,) = [
-            place for place, window in windows.items() if torch.equal(window, image)
-        ]
-        places.add(found)
-    assert len(places) > 5
-
-
 @pytest.mark.parametrize("by_cursor", [False, True])
 def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
     split = Split.of_text(torch.arange(100, 131), 3).to(torch.device("cpu"))

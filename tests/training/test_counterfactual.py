@@ -1,15 +1,14 @@
 """Counterfactuals: the configurations of a plan, paired statistics, and one shared pass against separate passes."""
 
-from itertools import zip_longest
-from typing import Any
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional as F
 
 from esper.core.blend import Seed
 from esper.core.blueprints import BLUEPRINTS
@@ -18,10 +17,13 @@ from esper.core.site import Place, PlantedSeed, Role, Site
 from esper.core.stage import SeedStage
 from esper.training.counterfactual import (
     ALL_OFF,
+    Coalition,
     CounterfactualHelper,
+    coalitions,
+    exact,
     max_configurations,
+    paired,
 )
-from esper.training.shapley import Coalition
 from esper.training.validate import Configuration, evaluate
 from tests.core_helpers import (
     DAMAGE,
@@ -64,21 +66,18 @@ def named(
     return {name: configurations[row] for name, row in helper.row_of.items()}
 
 
-def test_nothing_blended_is_one_configuration() -> None:
+def planned(
+    *given: tuple[SeedStage, float], **options: bool
+) -> tuple[CounterfactualHelper, list[Configuration]]:
+    """A helper with the plan for these sites, in which no sample of four is right."""
     helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True
-    )
-    assert named(helper, plan) == {ALL_OFF: (0, 0, 0)}
-    assert helper.all_on == helper.committed == ALL_OFF
-    assert len(plan) == 1
+    plan = helper.plan(sites(*given), **{"costly": True, **options})
+    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    return helper, plan
 
 
 def test_two_blended_and_one_on_trial() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True
-    )
+    helper, plan = planned((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4))
     assert named(helper, plan) == {
         frozenset("ac"): (1.0, 0, 0.4),
         ALL_OFF: (0, 0, 0),
@@ -97,8 +96,7 @@ def test_pairs_are_measured_for_three_and_four(
     blended: int, pairs: int, distinct: int
 ) -> None:
     """Two seeds: the pair is all on. Three: it is all but one. Up to four seeds, all subsets are measured."""
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
+    helper, plan = planned(*[(S.HOLDING, 1.0)] * blended)
     found = named(helper, plan)
     assert sum(len(name) == 2 for name in found) == pairs
     for name, configuration in found.items():
@@ -109,14 +107,10 @@ def test_pairs_are_measured_for_three_and_four(
 
 
 def test_the_costly_ones_can_be_left_out() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    helper, plan = planned(*[(S.HOLDING, 1.0)] * 3, costly=False)
     assert set(named(helper, plan)) == {
         frozenset(kept) for kept in ("abc", "", "bc", "ac", "ab")
     }
-    helper.record(
-        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
-    )
     assert helper.interaction("a") is None
 
 
@@ -128,51 +122,9 @@ def test_an_interaction_of_two_is_a_costly_one_and_that_of_one_is_none_at_all(
     blended: int, costly: bool, known: bool
 ) -> None:
     """All subsets of two seeds are in every plan."""
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=costly)
-    helper.record(
-        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
-    )
+    helper, _ = planned(*[(S.HOLDING, 1.0)] * blended, costly=costly)
     assert helper.interaction("a") == (0.0 if known else None)
     assert set(helper.shapley()) == set("ab"[:blended])
-
-
-def test_paired_statistics_against_numpy() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    draw = np.random.default_rng(0)
-    correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
-    loss = draw.random(len(plan))
-    helper.record(correct, loss, np.ones(correct.shape[1]))
-    on, off = (
-        correct[helper.row_of[name]].astype(float) for name in (helper.all_on, ALL_OFF)
-    )
-    paired = helper.contribution("a")
-    assert paired is not None
-    assert paired.difference == pytest.approx(100 * (on.mean() - off.mean()))
-    assert paired.error == pytest.approx(100 * np.std(on - off, ddof=1) / np.sqrt(50))
-    tried = helper.trial_of("b")
-    assert tried is not None
-    assert tried.difference == pytest.approx(
-        100 * (correct[helper.row_of["b"]].mean() - on.mean())
-    )
-    assert helper.accuracy(helper.all_on) == pytest.approx(100 * on.mean())
-    assert helper.loss_of(helper.committed) == loss[helper.row_of[ALL_OFF]]
-    assert helper.contribution("b") is None
-    assert helper.trial_of("a") is None
-
-
-def test_a_paired_error_by_hand() -> None:
-    """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
-    helper = CounterfactualHelper()
-    helper.plan(sites((S.HOLDING, 1.0)), costly=False)
-    helper.record(
-        np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4)
-    )
-    paired = helper.contribution("a")
-    assert paired is not None
-    assert paired.difference == 0.0
-    assert paired.error == pytest.approx(40.8248, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -212,11 +164,7 @@ def test_interactions_by_hand(count: int) -> None:
 
 @pytest.mark.finding("M13")
 def test_reset_forgets_the_matrix() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    helper.record(
-        np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4)
-    )
+    helper, _ = planned((S.HOLDING, 1.0), (S.TRAINING, 1.0))
     helper.reset()
     assert (helper.row_of, helper.configurations, helper.on) == ({}, [], [])
     assert helper.correct.size == helper.loss.size == 0
@@ -241,35 +189,6 @@ def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
         assert helpers[0].configurations == [(0.0,) * 4]
 
 
-def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
-    """Evaluates one configuration by itself, with the trial's own statistics if there is a trial."""
-    host, split = training.host.eval(), digits().validation
-    trial = next(
-        (
-            s
-            for s, a in zip(training.sites, configuration, strict=True)
-            if s.incubating and a
-        ),
-        None,
-    )
-    h, entered = split.x, False
-    shadow = training.shadow_of(trial).in_place() if trial else None
-    with torch.inference_mode():
-        for segment, slot, alpha in zip_longest(
-            host.segments, training.sites, configuration
-        ):
-            h = segment(h)
-            if slot is not None and alpha:
-                h = h + alpha * slot.seed.eval()(h)
-                if slot is trial and shadow is not None:
-                    shadow.__enter__()
-                    entered = True
-        if entered and shadow is not None:
-            shadow.__exit__(None, None, None)
-    host.train()
-    return (h.argmax(1) == split.y).to(torch.uint8), float(F.cross_entropy(h, split.y))
-
-
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"])
 def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> None:
     training = make_training()
@@ -288,9 +207,6 @@ def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> N
         alone = evaluate(training, digits().validation, [configuration])
         assert torch.equal(together.correct[row], alone.correct[0]), configuration
         assert together.loss[row] == alone.loss[0]
-        correct, loss = one_pass(training, configuration)
-        assert torch.equal(together.correct[row], correct), configuration
-        assert float(together.loss[row]) == pytest.approx(loss, rel=1e-6)
     assert len(set(together.loss.tolist())) == len(plan)  # they are different networks
 
 
@@ -302,10 +218,8 @@ def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> N
 )
 def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
     """The totals of all envs share one block that is allocated once; a plan that did not fit would end the run."""
-    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(
-        len(made)
-    )
+    _, plan = planned(*((stage, 0.5 + 0.05 * i) for i, stage in enumerate(stages)))
+    assert len(plan) <= max_configurations(len(stages))
 
 
 @given(
@@ -320,11 +234,9 @@ def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(
     stages: list[SeedStage],
 ) -> None:
     """It measures every living seed, and what it does not measure it does not tell."""
-    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    helper = CounterfactualHelper()
-    plan = helper.plan(made, costly=False, lean=True)
+    given = [(stage, 0.5 + 0.05 * i) for i, stage in enumerate(stages)]
+    helper, plan = planned(*given, costly=False, lean=True)
     assert len(plan) <= 2 + sum(stage is not S.FOSSILIZED for stage in stages)
-    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert helper.measured(helper.all_on)
     assert helper.measured(helper.committed)
     for name, stage in zip("abcdef", stages, strict=False):
@@ -334,15 +246,88 @@ def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(
 
 
 def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites(*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2),
-        costly=False,
-        lean=True,
-    )
+    stages = [*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2]
+    helper, plan = planned(*stages, costly=False, lean=True)
     assert set(named(helper, plan)) == {
         frozenset(kept) for kept in ("abcde", "abc", "abce", "abcd")
     }
-    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert not helper.measured(ALL_OFF)
     assert [helper.contribution(slot) for slot in "abc"] == [None] * 3
+
+
+# Shapley values
+
+
+def test_the_error_of_one_target_per_sample_is_that_of_a_mean() -> None:
+    d = np.random.default_rng(0).integers(-1, 2, 200).astype(np.float64)
+    found = paired(d, np.ones(200))
+    assert found.difference == pytest.approx(100 * d.mean())
+    assert found.error == pytest.approx(100 * d.std(ddof=1) / np.sqrt(200))
+
+
+def test_samples_with_more_targets_weigh_more() -> None:
+    """Ratio 2 / 10; residuals 1 - 1.6 and 1 - 0.4, so the error is sqrt(2 / 1 · (0.36 + 0.36)) / 10."""
+    found = paired(np.array([1.0, 1.0]), np.array([8.0, 2.0]))
+    assert found.difference == pytest.approx(20)
+    assert found.error == pytest.approx(12)
+
+
+Floats = NDArray[np.float64]
+NAMES = ("a", "b", "c", "d")
+
+
+def results(
+    count: int, n: int = 60, tokens: bool = False
+) -> tuple[dict[Coalition, Floats], Floats]:
+    """Random results of all coalitions of ``count`` slots."""
+    rng = np.random.default_rng(count)
+    counts = rng.integers(1, 9, n).astype(float) if tokens else np.ones(n)
+    return {
+        c: rng.binomial(counts.astype(int), rng.uniform(0.1, 0.9)).astype(float)
+        for c in coalitions(NAMES[:count])
+    }, counts
+
+
+def brute_force(
+    names: tuple[str, ...], correct: dict[Coalition, Floats], counts: Floats
+) -> dict[str, float]:
+    """The definition: the mean gain of a slot over all orders."""
+    gains: dict[str, list[float]] = {name: [] for name in names}
+    for order in permutations(names):
+        for place, slot in enumerate(order):
+            before = frozenset(order[:place])
+            gains[slot].append(
+                100
+                * float(
+                    (correct[before | {slot}] - correct[before]).sum() / counts.sum()
+                )
+            )
+    return {name: float(np.mean(values)) for name, values in gains.items()}
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_exact_values_are_those_of_all_orders(count: int, tokens: bool) -> None:
+    correct, counts = results(count, tokens=tokens)
+    names = NAMES[:count]
+    found = exact(names, correct, counts)
+    wanted = brute_force(names, correct, counts)
+    assert {name: value.difference for name, value in found.items()} == pytest.approx(
+        wanted
+    )
+    whole = 100 * float(
+        (correct[frozenset(names)] - correct[frozenset()]).sum() / counts.sum()
+    )
+    assert sum(value.difference for value in found.values()) == pytest.approx(whole)
+
+
+def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_same() -> (
+    None
+):
+    correct, counts = results(2)
+    idle = {c | {"c"}: value for c, value in correct.items()} | correct
+    found = exact(("a", "b", "c"), idle, counts)
+    assert (found["c"].difference, found["c"].error) == (0, 0)
+    twins = {c: np.full(60, float(len(c))) for c in coalitions(("a", "b"))}
+    both = exact(("a", "b"), twins, counts)
+    assert both["a"] == both["b"]

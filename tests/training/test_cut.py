@@ -1,7 +1,6 @@
 """A living seed that becomes non-finite is cut out on the device; the host and its other seeds do not change."""
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -21,11 +20,9 @@ from tests.core_helpers import (
     make_training,
     plant,
     rig,
-    same_bits,
     tensors_of,
     train,
 )
-from tests.selection import slow_except
 
 S = SeedStage
 NAN, INF = float("nan"), float("inf")
@@ -73,10 +70,7 @@ def check_cut(world: Rig, slot: str, blueprint: str, epoch: int) -> None:
 @pytest.mark.parametrize("injection", INJECTIONS)
 @pytest.mark.parametrize(
     ("stage", "style"),
-    slow_except(
-        [(S.TRAINING, "LINEAR_ADD"), (S.HOLDING, "GATED_GATE")],
-        product((S.TRAINING, S.BLENDING, S.HOLDING), ("LINEAR_ADD", "GATED_GATE")),
-    ),
+    [(S.TRAINING, "LINEAR_ADD"), (S.HOLDING, "GATED_GATE")],
 )
 def test_a_living_seed_that_breaks_is_cut_without_rollback_or_penalty(
     injection: str, stage: SeedStage, style: str
@@ -174,24 +168,6 @@ def test_a_broken_incubating_seed_does_not_take_a_blended_one_with_it(
         assert all_finite(world.training())
 
 
-@pytest.mark.parametrize("value", [1e20, 1e30])
-@pytest.mark.parametrize(
-    ("upstream", "downstream"), [("r0c0", "r1c0"), ("r0c1", "r1c1")]
-)
-def test_a_huge_incubating_seed_does_not_take_a_blended_one_with_it(
-    upstream: str, downstream: str, value: float
-) -> None:
-    """Its delta is finite and overflows only inside the blended seed behind it, in passes that are not the host's."""
-    with rig(horizon=12) as world:
-        world.grow(downstream, S.HOLDING)
-        world.grow(upstream, S.TRAINING)
-        fill(world.slot(upstream), value, -1)
-        world.step()
-        assert downstream not in [event.slot for event in world.of_kind(SeedCut)]
-        assert world.slot(downstream).stage is S.HOLDING
-        assert all_finite(world.training())
-
-
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 @pytest.mark.parametrize("downstream", ["r1c0", "r1c1"])
 def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(
@@ -211,28 +187,7 @@ def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(
         assert len(world.of_kind(SeedCut)) == 1
 
 
-def test_a_broken_incubating_seed_leaves_the_host_the_same_bits() -> None:
-    alone, growing = make_training(), make_training()
-    for training in (alone, growing):
-        plant(training, "r0c1", stage=S.HOLDING)
-    fill(plant(growing, "r0c0"), NAN, -1)
-    train(alone, 2)
-    train(growing, 2)
-    same_bits(tensors_of(alone, ("r0c1",)), tensors_of(growing, ("r0c1",)))
-
-
-def test_a_blended_seed_downstream_of_a_broken_one_stays() -> None:
-    with rig(horizon=14) as world:
-        world.grow("r0c0", S.HOLDING)
-        world.grow("r0c1", S.HOLDING)
-        fill(world.slot("r0c0"), NAN)
-        world.step()
-        assert [event.slot for event in world.of_kind(SeedCut)] == ["r0c0"]
-        assert world.slot("r0c1").stage is S.HOLDING
-        assert not world.of_kind(GovernorRollback)
-
-
-@pytest.mark.parametrize("scale", [1e6, 1e20, 1e30])
+@pytest.mark.parametrize("scale", [1e6, 1e30])
 def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(
     scale: float,
 ) -> None:
@@ -244,12 +199,3 @@ def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(
             world.step()
             assert all_finite(world.training())
             assert bool(torch.isfinite(torch.as_tensor(world.observation)).all())
-
-
-def test_a_germinated_seed_that_is_broken_is_cut_once_it_trains() -> None:
-    with rig() as world:
-        world.grow("r0c0", S.GERMINATED)
-        fill(world.slot("r0c0"), NAN)
-        world.step()
-        world.do("ADVANCE", "r0c0")
-        check_cut(world, "r0c0", "conv_light", 3)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from esper.core.blueprints import BLUEPRINTS
 from esper.core.place import Features
 from esper.core.site import Site
 from esper.training.step import blending
@@ -15,44 +14,16 @@ from tests.core_helpers import (
     digits,
     make_training,
     plant,
-    same_bits,
-    tensors_of,
     tiny_config,
     train,
 )
 
-BLUEPRINT_NAMES = BLUEPRINTS.names("cnn")
 STE = {"env": {"incubation": "ste"}}
 
 
 def seed_of(slot: Site) -> nn.Module:
     assert slot.seed is not None
     return slot.seed
-
-
-@pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
-def test_a_seed_that_learns_straight_through_changes_no_bit_of_the_host(
-    blueprint: str,
-) -> None:
-    alone, growing = (
-        make_training(tiny_config(**STE)),
-        make_training(tiny_config(**STE)),
-    )
-    plant(growing, "r0c0", blueprint)
-    plant(growing, "r1c1", blueprint)
-    born = tensors_of(growing, ("r0c0", "r1c1"))
-    for _ in range(2):
-        train(alone)
-        train(growing)
-        same_bits(tensors_of(alone), tensors_of(growing))
-        assert torch.equal(alone.totals.training, growing.totals.training)
-    learned = tensors_of(growing, ("r0c0", "r1c1"))
-    for seed in ("r0c0.parameter", "r1c1.parameter"):
-        assert any(
-            not torch.equal(born[name], learned[name])
-            for name in born
-            if name.startswith(seed)
-        )
 
 
 def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() -> None:
@@ -95,7 +66,7 @@ def test_a_seed_that_learns_straight_through_does_not_outgrow_its_host() -> None
     """Its objective is linear in d: without the limit it would reward size without end."""
     training = make_training(
         tiny_config(
-            horizon=30, task={"samples_per_epoch": 960, "schedule": "constant"}, **STE
+            horizon=30, task={"samples_per_epoch": 320, "schedule": "constant"}, **STE
         )
     )
     slot = plant(training, "r0c0")

@@ -12,12 +12,10 @@ from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.core.stage import SeedStage as S
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.executor import HostError
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, train_epoch, train_step
-from esper.training.validate import evaluate
 from tests.core_helpers import (
     digits,
     plant,
@@ -25,7 +23,6 @@ from tests.core_helpers import (
     same_bits,
     tensors_of,
     train,
-    wait_actions,
 )
 from tests.training.test_cut import Overflow
 from tests.training.test_foreign_hosts import training_of
@@ -44,38 +41,6 @@ def scaler_of(training: HostTraining) -> torch.amp.GradScaler:
 def set_scale(training: HostTraining, scale: float) -> None:
     scaler_of(training).load_state_dict(
         {**scaler_of(training).state_dict(), "scale": scale}
-    )
-
-
-@pytest.mark.finding("L3")
-def test_a_host_with_seeds_learns_in_float16() -> None:
-    training = training_of(
-        digits(),
-        task={"precision": "float16", "samples_per_epoch": 992, "learning_rate": 0.1},
-        env={"episode_length": 9},
-    )
-    plant(training, "r0c0", stage=S.HOLDING)
-    born = tensors_of(training, ("r0c1",)) if plant(training, "r0c1") else {}
-    seen: list[torch.dtype] = []
-    training.host.segments[0].register_forward_hook(
-        lambda _m, _i, out: seen.append(out.dtype)
-    )  # type: ignore[operator, union-attr]
-    alphas = tuple(slot.alpha for slot in training.sites)
-    before = evaluate(training, digits().validation, [alphas])
-    train(training, 8)
-    after = evaluate(training, digits().validation, [alphas])
-    assert set(seen) == {torch.float16}
-    assert after.accuracy[0] > before.accuracy[0] + 40
-    assert all(
-        p.dtype == torch.float32
-        for group in training.learning_groups()
-        for p in group.parameters
-    )
-    learned = tensors_of(training, ("r0c1",))
-    assert any(
-        not torch.equal(born[name], learned[name])
-        for name in born
-        if name.startswith("r0c1")
     )
 
 
@@ -221,7 +186,9 @@ def test_every_host_has_a_scale_of_its_own() -> None:
 
 
 @pytest.mark.trap(15)
-def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
+def test_the_scale_of_one_episode_is_not_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     training, fresh = training_of(digits(), **FP16), training_of(digits(), **FP16)
     set_scale(training, HUGE)
     train(training)
@@ -232,6 +199,15 @@ def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
         train(one)
     same_bits(tensors_of(training), tensors_of(fresh))
     assert scaler_of(training)._scale is place  # where a captured step finds it
+    # A step that breaks between unscaling and the update of the scale leaves nothing behind.
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.training.step.grad_stats", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(training)
+    for one in (training, fresh):
+        one.reset(0, 2)
+        train(one)
+    same_bits(tensors_of(training), tensors_of(fresh))
 
 
 def test_a_rollback_puts_the_scale_back() -> None:
@@ -267,22 +243,3 @@ def test_a_delta_that_float16_cannot_hold_is_the_seeds_fault(stage: S) -> None:
         world.step()
         assert [cut.slot for cut in world.of_kind(SeedCut)] == ["r0c0"]
         assert not world.of_kind(GovernorRollback)
-
-
-def test_an_env_is_used_again_after_a_step_that_broke(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Between the unscaling of its gradients and the update of the scale: the next episode knows nothing of it."""
-
-    def breaks(*_arguments: Any, **_named: Any) -> Any:
-        raise ArithmeticError("lost")
-
-    with rig(1, 4, **FP16) as world, rig(1, 4, **FP16) as other:
-        with monkeypatch.context() as patch:
-            patch.setattr("esper.training.step.grad_stats", breaks)
-            with pytest.raises(HostError, match="lost"):
-                world.step()
-        for one in (world, other):
-            one.env.reset(seed=3)
-            one.env.step(wait_actions(1))
-        same_bits(tensors_of(world.training()), tensors_of(other.training()))

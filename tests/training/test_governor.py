@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from esper.config import Durations, GovernorConfig, TrainingConfig
+from esper.config import Durations, TrainingConfig
 from esper.core.site import Role
 from esper.core.stage import SeedStage
 from esper.training.governor import Governor, Panic
@@ -42,20 +40,8 @@ def reasons(answers: list[Panic | None]) -> list[str | None]:
     return [panic.reason if panic else None for panic in answers]
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
-    config = GovernorConfig()
-    assert (config.collapse_loss, config.healthy_loss) == (0.935, 0.6)
-    assert (
-        config.divergence_sigma,
-        config.divergence_ratio,
-        config.divergence_margin,
-    ) == (6.0, 1.5, 0.25)
-    assert (config.divergence_checks, config.max_rollbacks) == (3, 3)
-
-
-@pytest.mark.parametrize("classes", [2, 10, 100])
-def test_a_healthy_descent_is_left_alone(classes: int) -> None:
-    governor = make_governor(classes)
+def test_a_healthy_descent_is_left_alone() -> None:
+    governor = make_governor()
     assert (
         reasons(after(governor, [1.1, 1.0, 0.9, 0.8, 0.6, 0.5, 0.45, 0.5, 0.4, 0.3]))
         == [None] * 10
@@ -63,20 +49,16 @@ def test_a_healthy_descent_is_left_alone(classes: int) -> None:
     assert not governor.anomaly_pending
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_panics_in_the_first_check(loss: float) -> None:
-    panic = make_governor().check(loss, 0)
-    assert panic is not None
-    assert panic.reason == "not finite"
-
-
-def test_values_that_are_not_finite_panic_whatever_the_loss() -> None:
-    panic = make_governor().check(0.5, 3.0)
-    assert panic == Panic("not finite", 3.0, 0.0)
+def test_values_that_are_not_finite_panic_in_the_first_check() -> None:
+    for loss in (math.nan, math.inf, -math.inf):
+        panic = make_governor().check(loss, 0)
+        assert panic is not None
+        assert panic.reason == "not finite"
+    assert make_governor().check(0.5, 3.0) == Panic("not finite", 3.0, 0.0)
 
 
 @pytest.mark.trap(13)
-@pytest.mark.parametrize("classes", [2, 10, 1000])
+@pytest.mark.parametrize("classes", [2, 1000])
 def test_collapse_is_judged_in_units_of_chance(classes: int) -> None:
     governor = make_governor(classes)
     assert reasons(after(governor, [0.5, 0.5, 0.934])) == [None] * 3
@@ -86,10 +68,6 @@ def test_collapse_is_judged_in_units_of_chance(classes: int) -> None:
     assert answers[-1] is not None
     assert answers[-1].value == pytest.approx(0.936 * math.log(classes))
     assert answers[-1].threshold == pytest.approx(0.935 * math.log(classes))
-
-
-def test_no_collapse_of_a_host_that_never_was_healthy() -> None:
-    assert reasons(after(make_governor(), [0.9, 0.7, 0.61, 0.94])) == [None] * 4
 
 
 def test_divergence_requires_three_consecutive_checks() -> None:
@@ -126,12 +104,6 @@ def test_a_loss_is_an_anomaly_above_all_three_bounds(
     assert governor.anomaly_pending == anomaly
 
 
-def test_anomalous_losses_stay_out_of_the_history() -> None:
-    governor = make_governor()
-    after(governor, [0.4] * 4 + [0.8, 0.4])
-    assert list(governor.losses) == pytest.approx([0.4 * governor.chance] * 5)
-
-
 @pytest.mark.finding("L8")
 def test_the_governors_window_holds_the_last_losses() -> None:
     governor = make_governor(window=3)
@@ -139,23 +111,6 @@ def test_the_governors_window_holds_the_last_losses() -> None:
     assert list(governor.losses) == pytest.approx(
         [value * governor.chance for value in (0.8, 0.7, 0.6)]
     )
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.floats(-10, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf]),
-        max_size=30,
-    )
-)
-def test_every_loss_is_judged_and_none_that_is_kept_is_broken(
-    losses: list[float],
-) -> None:
-    governor = make_governor()
-    for loss in losses:
-        panic = governor.check(loss, 0)
-        assert panic is not None or math.isfinite(loss)
-    assert all(math.isfinite(loss) for loss in governor.losses)
 
 
 def world(every: int = 5) -> tuple[Governor, HostTraining]:
@@ -229,25 +184,6 @@ def test_a_restore_is_exact_and_so_is_training_after_it() -> None:
     )
 
 
-def test_a_restore_of_the_first_snapshot_forgets_momentum() -> None:
-    governor, training = world()
-    weights = {
-        name: tensor
-        for name, tensor in tensors_of(training).items()
-        if "momentum" not in name
-    }
-    train(training, 2)
-    governor.roll_back(training)
-    restored = tensors_of(training)
-    same_bits(
-        weights,
-        {name: tensor for name, tensor in restored.items() if "momentum" not in name},
-    )
-    assert all(
-        not tensor.any() for name, tensor in restored.items() if "momentum" in name
-    )
-
-
 @pytest.mark.trap(5)
 def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() -> None:
     governor, training = world()
@@ -302,18 +238,6 @@ def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(
     same_bits(kept[generation], tensors_of(training))
 
 
-def test_a_distrusted_generation_is_not_restored_later() -> None:
-    """After a fallback to the older snapshot, the newer one, which led to a panic, is dropped."""
-    governor, training, kept = two_generations()
-    for _ in range(2):
-        train(training)
-        governor.roll_back(training)
-    same_bits(kept[0], tensors_of(training))
-    train(training, 6)
-    governor.roll_back(training)
-    same_bits(kept[0], tensors_of(training))
-
-
 def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> None:
     """The newer snapshot holds a fossil, the older one does not; after the fall back that fossil is gone."""
     governor, training = world()
@@ -329,28 +253,6 @@ def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> N
     governor.roll_back(training)
     assert governor.rollbacks == 3
     assert not training.seed_groups
-
-
-def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
-    governor, training, _ = two_generations()
-    governor.roll_back(training)
-    after(governor, [0.4] * 3 + [0.8])
-    held = governor._generations[0].copies.bytes
-    governor.reset()
-    assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (
-        0,
-        False,
-        0,
-    )
-    training.reset(1, 1)
-    fresh = tensors_of(training)
-    assert governor.snapshot_if_due(
-        training, RECORD, unmeasured_fossils(training), fossilized=False
-    )
-    train(training)
-    governor.roll_back(training)
-    same_bits(fresh, tensors_of(training))
-    assert governor._generations[0].copies.bytes <= held
 
 
 def test_a_host_that_trains_better_than_before_does_not_diverge() -> None:

@@ -15,16 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError
-from esper.data.shared_batches import SharedBatchError
 from esper.data.split import Split
 from esper.data.task import Task, resolve
-from esper.env.vector_env import GrowthVectorEnv
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.executor import HostError, OutOfMemory, ran_out
+from esper.training.executor import OutOfMemory, ran_out
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
-from esper.training.step import train_epoch
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
 from tests.env.test_training_backend import run_here
 from tests.training.growing import BATCH, KINDS, Growing, validate
@@ -66,16 +63,6 @@ def test_a_shortage_is_an_error_that_says_what_takes_less() -> None:
         assert "env.n_envs, here 2" in str(found)
         with pytest.raises(OutOfMemory, match="env 0, epoch 2, "):
             made.trainer.run(validate, made.hosts)
-
-
-def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as made:
-        made.reset()
-        shrink(made.hosts[0], BATCH // 2)
-        shrink(made.hosts[1], 0, error=lambda: ValueError("broken"))
-        with pytest.raises(HostError) as caught:
-            made.trainer.epoch(made.hosts)
-        assert not isinstance(caught.value, OutOfMemory)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +150,6 @@ def test_streamed_hosts_are_resident_hosts_to_the_last_bit(workers: int) -> None
             assert one.epoch == other.epoch == 2
 
 
-@pytest.mark.finding("M5")
-def test_workers_live_through_all_epochs() -> None:
-    with trainer_of(streamed(2), 2) as (trainer, envs):
-        trainer.epoch(envs)
-        assert trainer.batches is not None
-        first = trainer.batches.worker_pids
-        trainer.epoch(envs)
-        assert trainer.batches.worker_pids == first != frozenset()
-
-
 @pytest.mark.trap(31)
 def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -233,43 +210,6 @@ def test_a_host_that_has_ended_is_left_alone() -> None:
         assert (envs[0].epoch, envs[1].epoch) == (0, 1)
 
 
-def test_a_row_that_cannot_be_read_is_named() -> None:
-    with (
-        trainer_of(streamed(1, torn=3), 1) as (trainer, envs),
-        pytest.raises(SharedBatchError, match="is torn"),
-    ):
-        trainer.epoch(envs)
-
-
-def test_a_streaming_task_makes_an_env_and_measures_its_baseline() -> None:
-    config = tiny_config(2, 3)
-    envs = [GrowthVectorEnv(task, config) for task in (digits(), streamed(1))]
-    try:
-        for training in envs:
-            training.reset(seed=0)
-            training.step(torch.zeros(2, 8, dtype=torch.int64).numpy())
-        assert envs[0].baseline == envs[1].baseline
-        same_bits(tensors_of(envs[0].training[1]), tensors_of(envs[1].training[1]))
-    finally:
-        for training in envs:
-            training.close()
-
-
-def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
-    assert torch.equal(
-        streamed(0).calibration_inputs(5), digits().calibration_inputs(5)
-    )
-    assert len(streamed(0).calibration_inputs(10_000)) == 997
-
-
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ConfigError, match="train split: it has no samples"):
         replace(digits(), train=Rows(size=0))
-
-
-def test_an_epoch_of_data_in_memory_needs_a_host_that_has_some() -> None:
-    with (
-        trainer_of(streamed(), 1) as (_, (training,)),
-        pytest.raises(ValueError, match="env 0: its data is streamed"),
-    ):
-        train_epoch(training)

@@ -85,18 +85,6 @@ def test_of_a_frozen_body_only_the_head_learns(tmp_path: Path) -> None:
     assert changed == {"segments.3.2.weight", "segments.3.2.bias"}
 
 
-def test_without_freezing_everything_learns(tmp_path: Path) -> None:
-    changed, _ = changed_by_growing("nothing", tmp_path)
-    assert changed == set(build_host("digits").state_dict())
-
-
-def test_the_users_own_frozen_layers_stay_frozen() -> None:
-    host = build_host("digits")
-    first = next(host.parameters()).requires_grad_(False)
-    assert freeze(host, "nothing") == ()
-    assert not first.requires_grad
-
-
 @pytest.mark.parametrize("task", ["chars", "digits_table", "mnist5k"])
 def test_the_head_is_the_last_layer_with_parameters(task: str) -> None:
     host = build_host(task)

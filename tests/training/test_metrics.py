@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.data.objective import make_objective
-from esper.ops.grad_stats import FIELDS, grad_stats
+from esper.ops.grad_stats import grad_stats
 from esper.training.metrics import (
-    EpochMetrics,
     GradientSummary,
     SeedGradientCollector,
     count_not_finite,
@@ -21,14 +20,6 @@ from esper.training.metrics import (
 )
 
 CPU = torch.device("cpu")
-
-
-def measured(
-    metrics: EpochMetrics, configuration: int, logits: Tensor, y: Tensor, sample: int
-) -> None:
-    metrics.add_validation(
-        make_objective("cross_entropy", None, 3, y), configuration, logits, y, sample
-    )
 
 
 def test_each_host_adds_to_its_own_rows() -> None:
@@ -46,9 +37,11 @@ def test_batches_of_a_configuration_are_summed_and_samples_keep_their_places() -
     _, metrics = make_metrics(2, CPU, configurations=3, samples=4)
     y = torch.tensor([0, 1, 2, 0])
     logits = 5 * torch.nn.functional.one_hot(torch.tensor([0, 1, 0, 0]), 3).float()
+    objective = make_objective("cross_entropy", None, 3, y)
     for sample in (0, 2):
-        measured(
-            metrics, 1, logits[sample : sample + 2], y[sample : sample + 2], sample
+        part = slice(sample, sample + 2)
+        objective.measure_into(
+            logits[part], y[part], metrics.accumulators, metrics.place, 2, sample
         )
     assert metrics.correct(2)[1].tolist() == [1, 1, 0, 1]
     loss, right, count, *_ = metrics.stats(2)[1].tolist()
@@ -57,13 +50,6 @@ def test_batches_of_a_configuration_are_summed_and_samples_keep_their_places() -
     )
     assert (right, count) == (3, 4)
     assert metrics.stats(3)[[0, 2]].abs().sum() == 0
-    metrics.zero_validation(1)
-    assert metrics.stats(3)[1, 1] == 3, "only the first configuration is zeroed"
-    metrics.zero_validation(2)
-    assert metrics.stats(3).abs().sum() == 0
-
-
-CPU = torch.device("cpu")
 
 
 def collector(*batches: tuple[list[list[Tensor]], Any]) -> dict[str, GradientSummary]:
@@ -106,20 +92,6 @@ def test_an_overflowed_batch_is_left_out_of_the_means_of_its_group() -> None:
     )
     counted = collector(([[SMALL], [broken]], None))
     assert counted["r0c0"].not_finite == 2
-
-
-def test_an_epoch_without_batches_has_no_summaries() -> None:
-    assert collector() == {}
-
-
-def test_an_epoch_starts_from_zero_in_the_same_memory() -> None:
-    made = SeedGradientCollector(2, CPU)
-    made.restart(("host", "r0c0"))
-    place = made.total.data_ptr()
-    made.add(grad_stats([[LARGE], [SMALL]]))
-    made.restart(("host",))
-    assert made.total.data_ptr() == place
-    assert made.packed().tolist() == [0.0] * (len(FIELDS) + 1)
 
 
 def summary(norm: float, elements: float, **values: float) -> GradientSummary:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import STYLES
 from esper.core.site import Place, Role
 from esper.core.stage import SeedStage as S
@@ -19,15 +17,12 @@ from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import Host, SegmentedHost
-from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
-from esper.training.rng import OwnedDropout
 from esper.training.step import prepare_epoch, train_step
 from tests.core_helpers import (
     digits,
     make_training,
     plant,
-    same_bits,
     tensors_of,
     tiny_config,
     train,
@@ -35,7 +30,6 @@ from tests.core_helpers import (
 from tests.training.test_foreign_hosts import language, texts, training_of
 
 BATCH = 30
-PARTS = (2, 4, 7, BATCH)  # 4 and 7 do not divide the batch
 CONSTANT = {"schedule": "constant", "samples_per_epoch": BATCH, "batch_size": BATCH}
 
 
@@ -101,8 +95,9 @@ def grown(
 
 
 @pytest.mark.finding("L4")
-@pytest.mark.parametrize("incubation", ["shadow", "ste"])
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(
+    ("parts", "incubation"), [(4, "shadow"), (7, "ste"), (BATCH, "shadow")]
+)
 def test_a_step_in_parts_is_the_step_of_the_whole_batch(
     parts: int, incubation: str
 ) -> None:
@@ -151,63 +146,6 @@ def test_a_part_of_nothing_but_padding_weighs_nothing() -> None:
     close(found[1], found[0])
 
 
-class Masks:
-    """Dropout that keeps what it draws or, given the masks of an earlier pass, uses those."""
-
-    def __init__(self, given: Iterator[Tensor] | None = None) -> None:
-        self.given, self.drawn = given, list[Tensor]()
-
-    def forward(self, layer: OwnedDropout, x: Tensor) -> Tensor:
-        if not layer.training:
-            return x
-        mask = (
-            torch.empty_like(x).bernoulli_(0.5, generator=layer.draws.generator)
-            if self.given is None
-            else None
-        )
-        self.drawn.append(next(self.given) if mask is None else mask)  # type: ignore[arg-type]
-        return x * self.drawn[-1] * 2
-
-
-@pytest.mark.finding("L4")
-def test_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    split, whole = (grown(images(dropout=0.5), parts, "shadow") for parts in (3, 1))
-    drawn = Masks()
-    monkeypatch.setattr(
-        randomness.OwnedDropout, "forward", lambda layer, x: drawn.forward(layer, x)
-    )
-    train(split)
-    # Drawn by turns: the host's pass. The shadow pass of r0c0 begins behind the layer that drops.
-    assert [len(mask) for mask in drawn.drawn] == [10, 10, 10]
-    assert not torch.equal(drawn.drawn[0], drawn.drawn[1])
-    given = Masks(iter([torch.cat(drawn.drawn)]))
-    monkeypatch.setattr(
-        randomness.OwnedDropout, "forward", lambda layer, x: given.forward(layer, x)
-    )
-    train(whole)
-    close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
-
-
-@pytest.mark.finding("L4")
-@pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(
-    incubation: str,
-) -> None:
-    sections: dict[str, Any] = {
-        "task": {**CONSTANT, "micro_batches": 4},
-        "env": {"incubation": incubation},
-    }
-    alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
-    plant(growing, "r0c0")
-    plant(growing, "r0c1")
-    for training in (alone, growing):
-        train(training, 2)
-    same_bits(tensors_of(alone), tensors_of(growing))
-    assert torch.equal(alone.totals.training, growing.totals.training)
-
-
 @pytest.mark.finding("L4")
 def test_batch_norm_sees_the_parts() -> None:
     """Its statistics, in training and the running ones, are those of a part, as documented."""
@@ -234,99 +172,11 @@ def test_batch_norm_sees_the_parts() -> None:
     torch.testing.assert_close(torch.cat(seen[2]), seen[1][0])
 
 
-@pytest.mark.finding("L4")
-@pytest.mark.parametrize(
-    ("parts", "sizes"),
-    [(4, [2, 2, 1, 1]), (5, [2, 1, 1, 1, 1]), (6, [1] * 6), (1, [6])],
-)
-def test_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
-    parts: int, sizes: list[int]
-) -> None:
-    training = training_of(
-        images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts}
-    )
-    found: list[int] = []
-    training.host.segments[0].register_forward_pre_hook(
-        lambda _m, args: found.append(len(args[0]))
-    )  # type: ignore[operator, union-attr]
-    train(training)
-    assert found == sizes
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [(33, "task.micro_batches is 33, more than the 32 samples of a batch")],
-)
-def test_more_parts_than_samples_are_refused(parts: int, words: str) -> None:
+def test_more_parts_than_samples_are_refused() -> None:
+    words = "task.micro_batches is 33, more than the 32 samples of a batch"
     with pytest.raises(ConfigError, match=words):
-        training_of(images(), task={"batch_size": 32, "micro_batches": parts})
+        training_of(images(), task={"batch_size": 32, "micro_batches": 33})
     with pytest.raises(
         ConfigError, match=r"micro_batches.*greater than or equal to 1, not 0"
     ):
         tiny_config(task={"micro_batches": 0})
-
-
-class Sums(nn.Module):
-    """Parameters whose gradients are one tensor, no tensor of their own, or none for some inputs."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.one, self.other = (
-            nn.Parameter(torch.full((channels, 1, 1), 0.1)) for _ in range(2)
-        )
-        self.summed = nn.Parameter(torch.full((3,), 0.1))
-        self.seldom, self.unused = (
-            nn.Parameter(torch.tensor(0.1)),
-            nn.Parameter(torch.tensor(0.1)),
-        )
-
-    def forward(self, h: Tensor) -> Tensor:
-        delta = h * (self.one + self.other) * self.summed.sum()
-        return delta * self.seldom if len(h) != 7 else delta
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) -> None:
-    own = Blueprint(
-        "cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5
-    )
-    found = []
-    for parts in (1, 2):
-        training = training_of(
-            images(), task={**CONSTANT, "micro_batches": parts, "precision": precision}
-        )
-        slot = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,)))
-        train(training)
-        seed: Any = slot.seed
-        found.append(
-            {
-                name: p.grad
-                for name, p in seed.body.named_parameters()
-                if p.grad is not None
-            }
-        )
-        assert slot.planted is not None
-        assert bool(slot.planted.finite)
-    assert found[1].keys() == {"one", "other", "summed", "seldom"}
-    for name, gradient in found[1].items():
-        tolerance = (
-            {"rtol": 1e-5, "atol": 1e-7}
-            if precision == "float32"
-            else {"rtol": 2e-2, "atol": 1e-4}
-        )
-        torch.testing.assert_close(gradient, found[0][name], **tolerance)
-    assert torch.equal(found[1]["one"], found[1]["other"])
-
-
-def test_a_seed_that_some_part_does_not_reach_learns_from_the_others() -> None:
-    own = Blueprint(
-        "cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5
-    )
-    training = training_of(
-        images(), task={**CONSTANT, "micro_batches": 4}
-    )  # of 8, 8, 7 and 7
-    seed: Any = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
-    before = seed.body.seldom.item()
-    train(training)
-    assert seed.body.seldom.item() != before
-    assert seed.body.unused.grad is None

@@ -36,7 +36,6 @@ def test_a_channels_last_host_with_seeds_takes_no_fallback(
             training,
             training.task.validation,
             configurations_of(training),
-            None,
             training.totals,
         )
 

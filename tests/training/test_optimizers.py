@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-import esper
 from esper.core.stage import SeedStage as S
-from esper.data.host_checks import check_hosts
-from esper.env.vector_env import GrowthVectorEnv
 from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
-from esper.training.step import prepare_epoch, step_groups, train_step
+from esper.training.step import prepare_epoch, step_groups
 from tests.core_helpers import (
     digits,
     plant,
     same_bits,
-    tiny_config,
     train,
     unmeasured_fossils,
 )
-from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
@@ -59,20 +53,6 @@ def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(
         buffer.data_ptr() for buffer in momenta(training)
     ] == places  # a captured step finds it there
     assert all(bool(buffer.any()) for buffer in momenta(training))
-
-
-@pytest.mark.parametrize("task", [digits, byte_digits])
-def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
-    training = training_of(task())  # type: ignore[operator]
-    optimizer, places = (
-        training.host_group.optimizer,
-        [buffer.data_ptr() for buffer in momenta(training)],
-    )
-    train(training)
-    training.reset(0, 1)
-    assert training.host_group.optimizer is optimizer
-    assert [buffer.data_ptr() for buffer in momenta(training)] == places
-    assert not any(bool(buffer.any()) for buffer in momenta(training))
 
 
 @pytest.mark.trap(40)
@@ -112,49 +92,6 @@ def test_a_seed_starts_with_momentum_of_its_own() -> None:
 # What cannot be trained is refused before any work is done
 
 
-class Complex(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = nn.Parameter(torch.zeros(8, dtype=torch.complex64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last((self.first(x) * self.phase.exp()).real)  # type: ignore[no-any-return]
-
-
-def half() -> nn.Module:
-    return Plain().half()
-
-
-def test_parameters_in_float16_are_refused_with_what_to_do() -> None:
-    task = task_of(half, "first", x=X.half())
-    words = r"mine: model.first.weight is torch.float16; .* torch.float32, torch.bfloat16, torch.float64\. For passes"
-    with pytest.raises(esper.ConfigError, match=words):
-        check_hosts(task)
-    with pytest.raises(esper.ConfigError, match=words):
-        GrowthVectorEnv(
-            task, tiny_config(task={"samples_per_epoch": 32, "batch_size": 16})
-        )
-
-
-def test_complex_parameters_are_refused() -> None:
-    with pytest.raises(esper.ConfigError, match=r"model.phase is torch.complex64"):
-        check_hosts(task_of(Complex, "first"))
-
-
-def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
-    def frozen() -> nn.Module:
-        model = Complex()
-        model.phase.requires_grad_(False)
-        return model
-
-    task = task_of(frozen, "first")
-    training = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
-    assert check_hosts(task).parameter_count == training.host.parameter_count
-    before = training.host.get_parameter("model.phase").clone()
-    train(training)
-    assert torch.equal(before, training.host.get_parameter("model.phase"))
-
-
 # AdamW
 
 ADAMW = {
@@ -168,57 +105,6 @@ ADAMW = {
 
 def adamw() -> HostTraining:
     return training_of(digits(), task=ADAMW)
-
-
-def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
-    """Steps are compared with a twin in plain PyTorch."""
-    training = training_of(
-        digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"}
-    )
-    twin = digits().build_host()
-    twin.load_state_dict(training.host.state_dict())
-    twin.train()
-    decaying = [p for p in twin.parameters() if p.dim() > 1]
-    others = [p for p in twin.parameters() if p.dim() <= 1]
-    groups = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-    prepare_epoch(training)
-    split, clipped = digits().train, 0
-    for batch in range(6):
-        x, y = (
-            split.x[batch * 32 : (batch + 1) * 32],
-            split.y[batch * 32 : (batch + 1) * 32],
-        )
-        train_step(training, [training.host_group], x, y)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(twin(x), y).backward()
-        clipped += float(nn.utils.clip_grad_norm_(twin.parameters(), 0.3)) > 0.3
-        optimizer.step()
-    assert clipped > 0
-    for mine, theirs in zip(training.host.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:
-    training = adamw()
-    slot = plant(training, "r0c0", stage=S.HOLDING)
-    (group, bare) = training.seed_groups["r0c0"].optimizer.param_groups
-    assert (group["weight_decay"], bare["weight_decay"]) == (0.0, 0.0)
-    assert group["lr"] is training.rate
-    train(training, 2)
-    assert all(
-        state["step"] == 4
-        for state in training.seed_groups["r0c0"].optimizer.state.values()
-    )
-    training.remove(slot)
-    plant(training, "r0c0")
-    again = training.seed_groups["r0c0"].optimizer
-    assert not any(
-        bool(value.any()) for state in again.state.values() for value in state.values()
-    )
-    assert all(
-        state["step"] == 4 for state in training.host_group.optimizer.state.values()
-    )
 
 
 def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:

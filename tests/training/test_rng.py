@@ -61,12 +61,6 @@ def test_own_dropout_draws_from_its_own_generator_and_keeps_the_mean() -> None:
     assert dropped(3, (4, 4), p=1.0).sum() == 0
 
 
-def test_whole_channels_are_dropped_together() -> None:
-    found = dropped(1, (8, 16, 3, 3), shared_dims=2)
-    assert ((found == 0).flatten(2).all(2) | (found == 2).flatten(2).all(2)).all()
-    assert 0 < float((found == 0).float().mean()) < 1
-
-
 def test_dropout_layers_are_replaced_but_for_frozen_ones() -> None:
     model: Any = nn.Sequential(
         nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.4)), nn.Dropout(0.5).eval()

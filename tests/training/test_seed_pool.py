@@ -10,7 +10,7 @@ from esper.core.blend import Seed
 from esper.core.ramps import BlendOperator
 from esper.core.stage import SeedStage
 from esper.training.host_training import HostTraining
-from esper.training.seed_pool import ParameterGroup, SeedPool
+from esper.training.seed_pool import SeedPool
 from esper.training.step import prepare_epoch
 from tests.core_helpers import (
     make_training,
@@ -117,26 +117,6 @@ def test_frozen_parameters_of_a_blueprint_stay_frozen_and_no_gradient_is_inherit
     ]
 
 
-def test_only_the_kinds_used_last_are_kept() -> None:
-    pool = SeedPool(max_kinds=2)
-    seeds = {kind: pool.reuse(seed_of(), kind) for kind in "ab"}
-    assert pool.reuse(seed_of(), "a") is seeds["a"]
-    pool.reuse(seed_of(), "c")
-    assert pool.reuse(seed_of(), "a") is seeds["a"]
-    assert pool.reuse(seed_of(), "b") is not seeds["b"]
-
-
-def test_an_optimizer_lives_as_long_as_its_seed() -> None:
-    pool = SeedPool(max_kinds=1)
-    seed = pool.reuse(seed_of(), "a")
-    training = make_training()
-    pool.groups[seed] = ParameterGroup("a", [], training.host_group.optimizer, None)
-    pool.reuse(seed_of(), "b")
-    assert seed in pool.groups
-    del seed
-    assert not pool.groups
-
-
 def test_a_shadow_begins_in_the_same_memory_with_the_hosts_buffers_of_then() -> None:
     training = make_training()
     slot = plant(training, "r0c0")
@@ -161,14 +141,3 @@ def test_straight_through_needs_no_shadow() -> None:
     train(training)
     assert not training.shadows
     assert not training.pool.shadows
-
-
-def test_groups_are_in_the_order_of_slots_whichever_seed_came_first() -> None:
-    training = make_training()
-    for name in ("r0c1", "r0c0", "r1c0"):
-        plant(training, name)
-    names = [group.name for group in training.learning_groups()]
-    assert names == [
-        "host",
-        *(slot.name for slot in training.sites if slot.seed is not None),
-    ]

@@ -24,7 +24,7 @@ from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import digits, plant, tiny_config, train
 
 WIDTH = 6
 SPANS = {
@@ -226,40 +226,6 @@ def test_shadow_gradients_are_those_of_a_network_written_out_by_hand(name: str) 
     for parameter, gradient in zip((*own, *others), (*wanted, *of_others), strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("incubation", ["ste", "shadow"])
-def test_an_incubating_seed_with_a_source_changes_no_bit_of_the_host(
-    incubation: str,
-) -> None:
-    alone, growing = (made(env={"incubation": incubation}) for _ in range(2))
-    for name in SLOTS:
-        plant(growing, name, "mlp_small")
-    born = {name: value.clone() for name, value in tensors_of(growing, SLOTS).items()}
-    for _ in range(2):
-        train(alone)
-        train(growing)
-        same_bits(tensors_of(alone), tensors_of(growing))
-    learned = tensors_of(growing, SLOTS)
-    for slot in SLOTS:
-        assert any(
-            not torch.equal(born[key], learned[key])
-            for key in born
-            if key.startswith(f"{slot}.parameter")
-        )
-
-
-def test_spans_that_lie_nowhere_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 2 to 1"):
-        SiteSpan(2, 1)
-    segments, sites = (
-        [nn.Identity(), nn.Identity()],
-        [Place("r0c0", 1), Place("r0c1", 1)],
-    )
-    with pytest.raises(ValueError, match=r"sinks from 1 to 2 in order, not \[2, 1\]"):
-        SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 2), SiteSpan(0, 1)])
-    with pytest.raises(ValueError, match=r"not \[1, 3\]"):
-        SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 1), SiteSpan(0, 3)])
 
 
 def test_a_grafted_network_gives_its_seeds_what_the_segments_of_a_host_give_theirs() -> (

@@ -73,14 +73,6 @@ def test_the_learning_rate_falls_as_a_cosine_on_the_hosts_clock_for_seeds_too() 
     assert rates == [pytest.approx([rate, rate]) for rate in expected]
 
 
-def test_a_constant_schedule_keeps_the_rate() -> None:
-    training = make_training(
-        tiny_config(horizon=4, task={"learning_rate": 0.2, "schedule": "constant"})
-    )
-    train(training, 4)
-    assert training.host_group.optimizer.param_groups[0]["lr"] == 0.2
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None:
     """The step is compared with a twin in plain PyTorch."""
@@ -148,13 +140,6 @@ def test_labels_are_smoothed_in_training_and_shadow_losses_and_not_in_validation
     assert alike[0] == alike[1]
 
 
-def test_seeds_have_no_weight_decay_and_the_host_has() -> None:
-    training = make_training()
-    plant(training, "r0c0")
-    assert training.host_group.optimizer.param_groups[0]["weight_decay"] == 5e-4
-    assert training.seed_groups["r0c0"].optimizer.param_groups[0]["weight_decay"] == 0
-
-
 def test_the_row_holds_loss_sum_correct_count_and_bad_losses() -> None:
     training = make_training(
         tiny_config(
@@ -219,17 +204,6 @@ def _seed(slot: object) -> nn.Module:
     return seed
 
 
-def test_a_germinated_seed_is_not_trained() -> None:
-    training = make_training()
-    slot = plant(training, "r0c0", stage=S.GERMINATED)
-    before = [p.detach().clone() for p in _seed(slot).parameters()]
-    train(training)
-    assert all(
-        torch.equal(old, new)
-        for old, new in zip(before, _seed(slot).parameters(), strict=True)
-    )
-
-
 def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> None:
     with rig(horizon=12) as world:
         world.grow("r0c0", S.HOLDING)
@@ -250,19 +224,3 @@ def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> 
             after["r0c0.parameter.0"],
             tensors_of(training, ("r0c0",))["r0c0.parameter.0"],
         )
-
-
-def test_reset_starts_again_in_the_same_storage() -> None:
-    training = make_training()
-    places = [p.data_ptr() for p in training.host.parameters()]
-    first = tensors_of(training)
-    plant(training, "r0c0")
-    train(training, 2)
-    training.reset(0, 0)
-    same_bits(first, tensors_of(training))
-    assert [p.data_ptr() for p in training.host.parameters()] == places
-    assert not training.seed_groups
-    assert all(
-        site.seed is None and site.role is Role.ABSENT for site in training.sites
-    )
-    assert (training.epoch, training.germinations) == (0, 0)

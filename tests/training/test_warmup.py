@@ -59,12 +59,6 @@ def test_the_rise_multiplies_the_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     assert rates == pytest.approx([0.025, 0.05, 0.75 * second, second])
 
 
-def test_without_warm_up_all_steps_of_an_epoch_have_its_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert rates_of(warming("adamw", 0.0), 2, monkeypatch) == pytest.approx([0.1] * 4)
-
-
 def test_the_rise_is_on_the_hosts_clock_and_begins_anew_with_an_episode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.agents.controller import Float32s, Masks, PerEnvController
+from esper.agents.controller import Masks, PerEnvController
 from esper.agents.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.agents.ppo.network import RELEVANCE, State
 from esper.agents.ppo.normalization import RewardNormalizer
@@ -20,6 +20,7 @@ from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
 from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
+from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
 from esper.ops.optimizer import Adam
 
@@ -85,7 +86,12 @@ class PPOAgent(Policy):
         self.load_policy_state(other.policy_state())
         self.rewards.load_state_dict(other.rewards.state_dict())
 
-    def clone_policy(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
+    def clone_policy(
+        self,
+        n_envs: int,
+        run_seed: int,
+        greedy: bool,
+    ) -> Policy:
         """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
         policy = Policy(
             self.spec,

@@ -26,7 +26,12 @@ class RunningMeanStd:
     var ← m·var + (1−m)·var_b + m(1−m)(mean − mean_b)².
     """
 
-    def __init__(self, size: int, device: torch.device, config: PPOConfig) -> None:
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        config: PPOConfig,
+    ) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.var = torch.ones(size, dtype=torch.float64, device=device)
         self.count = 0.0
@@ -78,7 +83,12 @@ class ObservationStatistics(RunningMeanStd):
     observations. Flags and indices are not normalised.
     """
 
-    def __init__(self, slots: int, device: torch.device, config: PPOConfig) -> None:
+    def __init__(
+        self,
+        slots: int,
+        device: torch.device,
+        config: PPOConfig,
+    ) -> None:
         self.slots = slots
         kinds = [entry.kind for entry in (*BASE, *PER_SLOT, *PER_CHOICE)]
         super().__init__(len(kinds), device, config)
@@ -135,7 +145,12 @@ class RewardNormalizer(RunningMeanStd):
             return 1.0
         return max(float(self.var.sqrt()), self.floor)
 
-    def update(self, rewards: Tensor, ends: Tensor, valid: Tensor) -> None:
+    def update(
+        self,
+        rewards: Tensor,
+        ends: Tensor,
+        valid: Tensor,
+    ) -> None:
         """Adds a rollout: rewards [T, E], episode ends bool [T, E], and valid steps bool [T, E]."""
         running = torch.zeros_like(rewards[0])
         seen = []

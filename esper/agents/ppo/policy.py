@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.agents.controller import Float32s, Masks
+from esper.agents.controller import Masks
 from esper.agents.ppo.network import Decision, PolicyNetwork, Scene, State, counter_uniforms
 from esper.agents.ppo.normalization import ObservationStatistics
 from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
+from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
 
 

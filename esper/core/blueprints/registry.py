@@ -116,27 +116,17 @@ class BlueprintRegistry:
         name: str,
         parameters: Callable[[Any], int],
         reads_source: bool = False,
-        zero_at_birth: bool = False,
-        obstacle: Callable[[Place], str | None] = no_obstacle,
+        **more: Any,
     ) -> Callable[[Factory], Factory]:
         """Registers the decorated factory; the first line of its docstring becomes the description.
 
         With ``reads_source``, the factory and ``parameters`` are called with a :class:`Place` in place of channels.
-        The other arguments are as in :class:`Blueprint`.
+        ``more``, such as ``zero_at_birth`` and ``obstacle``, is as in :class:`Blueprint`.
         """
 
         def decorate(build: Factory) -> Factory:
             description = (build.__doc__ or "").strip().partition("\n")[0]
-            blueprint = Blueprint(
-                topology=topology,
-                name=name,
-                description=description,
-                build=build,
-                parameters=parameters,
-                reads_source=reads_source,
-                zero_at_birth=zero_at_birth,
-                obstacle=obstacle,
-            )
+            blueprint = Blueprint(topology, name, description, build, parameters, reads_source, **more)
             self.add(blueprint)
             return build
 
@@ -167,7 +157,12 @@ class BlueprintRegistry:
         possible = self._of(place.topology or topology)
         return {blueprint.name: blueprint for blueprint in possible if blueprint.fits(place)}
 
-    def at(self, topology: str, place: Place, name: str) -> Blueprint:
+    def at(
+        self,
+        topology: str,
+        place: Place,
+        name: str,
+    ) -> Blueprint:
         """Returns the blueprint of that name for ``place`` in a host of this topology. Raises ValueError as
         :meth:`get`."""
         return self.get(place.topology or topology, name)
@@ -215,6 +210,18 @@ class BlueprintRegistry:
 
     def copy(self) -> BlueprintRegistry:
         return BlueprintRegistry(tuple(self._table.values()))
+
+    def copy_of(self, blueprints: BlueprintRegistry | None) -> BlueprintRegistry:
+        """Returns a copy of a registry that a user passed, of this one for None. Raises ConfigError for anything else,
+        such as the names of blueprints."""
+        if blueprints is None:
+            return self.copy()
+        if not isinstance(blueprints, BlueprintRegistry):
+            raise ConfigError(
+                f"blueprints is {blueprints!r}; expected a BlueprintRegistry. Names are chosen by "
+                'config={"env": {"blueprints": [...]}}'
+            )
+        return blueprints.copy()
 
 
 def _origin(build: Factory) -> tuple[str, str] | Factory:

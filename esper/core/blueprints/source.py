@@ -18,7 +18,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -214,10 +213,10 @@ def widened(place: Place, share: float) -> nn.Module:
         last.register_parameter("bias", None)  # the layer's own is enough
         return _zero_at_birth(more, last, place)
     *between, last = others
-    layers = nn.Sequential(_with_outputs(first, units, first.bias is not None))
+    layers = nn.Sequential(_resized(first, inputs_of(first), units, first.bias is not None))
     for layer in between:
         layers.append(_with_channels(layer, units))
-    last = _with_inputs(last, units, width_of(first))
+    last = _resized(last, inputs_of(last) // width_of(first) * units, width_of(last), bias=False)
     layers.append(last)
     return _zero_at_birth(layers, last, place)
 
@@ -225,7 +224,7 @@ def widened(place: Place, share: float) -> nn.Module:
 def low_rank(place: Place, rank: int) -> nn.Module:
     """Makes B A: the layer of ``place`` down to ``rank``, and a layer without bias back to its width."""
     (layer,) = place.layers
-    down = _with_outputs(layer, rank, bias=False)
+    down = _resized(layer, inputs_of(layer), rank, bias=False)
     width = width_of(layer)
     if is_matrix(layer):
         up: nn.Module = nn.Linear(rank, width, bias=False)
@@ -242,17 +241,13 @@ def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
     return body
 
 
-def _with_outputs(layer: nn.Module, units: int, bias: bool) -> nn.Module:
-    """Makes a layer like ``layer`` with other outputs."""
-    return _resized(layer, inputs_of(layer), units, bias)
-
-
-def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
-    """Makes a layer like ``layer`` without bias, which reads ``units`` channels in place of ``width``."""
-    return _resized(layer, inputs_of(layer) // width * units, width_of(layer), bias=False)
-
-
-def _resized(layer: nn.Module, inputs: int, outputs: int, bias: bool) -> nn.Module:
+def _resized(
+    layer: nn.Module,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+) -> nn.Module:
+    """Makes a layer like ``layer`` with other inputs and outputs."""
     if is_matrix(layer):
         return nn.Linear(inputs, outputs, bias=bias)
     make: type[nn.Module] = type(layer)
@@ -327,17 +322,8 @@ def register_in(registry: BlueprintRegistry) -> None:
         recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
-            blueprint = Blueprint(
-                topology=topology,
-                name=name,
-                description=words,
-                build=make,
-                parameters=partial(_count, make),
-                reads_source=True,
-                zero_at_birth=True,
-                obstacle=obstacle,
-            )
-            registry.add(blueprint)
+            size = partial(_count, make)
+            registry.add(Blueprint(topology, name, words, make, size, True, zero_at_birth=True, obstacle=obstacle))
     _register_deeper(registry)
 
 
@@ -392,12 +378,10 @@ def _obstacle_to_empty(place: Place) -> str | None:
     return "there is no block before it that can be made anew"
 
 
-COPIES: Mapping[str, tuple[str, Blocks]] = MappingProxyType(
-    {
-        "stack": ("a copy of all blocks, behind the last one", attrgetter("stack")),
-        "repeat": ("a copy of the blocks between this place and the one before", attrgetter("group")),
-    }
-)
+COPIES: Mapping[str, tuple[str, Blocks]] = {
+    "stack": ("a copy of all blocks, behind the last one", attrgetter("stack")),
+    "repeat": ("a copy of the blocks between this place and the one before", attrgetter("group")),
+}
 
 
 def _register_deeper(registry: BlueprintRegistry) -> None:

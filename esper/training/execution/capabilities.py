@@ -1,10 +1,9 @@
-"""Capabilities of the devices and the driver of this machine: tiers, number formats, kernels, cuBLAS's workspaces."""
+"""Capabilities of the devices and the driver of this machine: tiers, number formats, driver, cuBLAS's workspaces."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import sys
 from collections.abc import MutableMapping
@@ -14,30 +13,11 @@ import torch
 from esper._runtime import CudaRuntime
 from esper.training.precision import multiplies_bfloat16
 
-LARGE_ARGUMENTS = 12010
-"""First CUDA version, as CUDA writes it (1000 · major + 10 · minor), whose kernels take 32,764 bytes of arguments;
-earlier ones take 4,096."""
-
-DRIVER = 530
-"""First NVIDIA driver for that version."""
-
-VOLTA = (7, 0)
-"""First compute capability whose kernels can take 32,764 bytes."""
-
-STATS_TENSORS = 128
-"""Max tensors of gradient statistics (csrc/cuda/grad_stats.cu) whose table of pointers fits 4,096 bytes."""
-
-STEP_TENSORS = 40
-"""The same for steps of optimizers (sgd.cu, adamw.cu)."""
-
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 """Read by PyTorch and by cuBLAS: ``:SIZE:COUNT``, repeatable, for COUNT pieces of SIZE KiB."""
 
 WORKSPACE_SETTING = ":4096:2:16:8"
 """8.125 MiB, PyTorch's own default before compute capability 9."""
-
-WORKSPACE_BYTES = 32 * 2**20
-"""Max bytes of a workspace if nothing is set."""
 
 
 def device_capabilities() -> dict[str, str]:
@@ -89,37 +69,13 @@ def _why_not_captured(device: torch.device) -> str | None:
     return None
 
 
-def driver_version() -> int | None:
-    """Returns the newest CUDA version that the driver supports, as CUDA writes it; None without driver or runtime."""
+def driver_version() -> str | None:
+    """Returns the newest CUDA version that the driver supports, such as 12.1; None without driver or runtime."""
     try:
-        return CudaRuntime().driver_version() or None
+        version = CudaRuntime().driver_version()  # 12010 for 12.1
     except RuntimeError:
         return None
-
-
-def version_text(version: int) -> str:
-    """Formats a version for people: 12010 is 12.1."""
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | None:
-    """Names what kernels lack on a GPU with that compute capability and driver, and the remedy; None if nothing."""
-    if driver is None:
-        return None
-    needs = (
-        f"a step of more than {STEP_TENSORS} tensors, and gradient statistics of more than {STATS_TENSORS}, take "
-        "kernel arguments of more than 4,096 bytes"
-    )
-    if capability < VOLTA:
-        present = ".".join(map(str, capability))
-        first = ".".join(map(str, VOLTA))
-        return f"{needs}, which compute capability {present} does not have; it needs a GPU of {first} or newer"
-    if driver < LARGE_ARGUMENTS:
-        return (
-            f"{needs}, which its driver does not have: it supports CUDA {version_text(driver)}, and CUDA "
-            f"{version_text(LARGE_ARGUMENTS)} is needed; install NVIDIA driver {DRIVER} or newer"
-        )
-    return None
+    return f"{version // 1000}.{version % 1000 // 10}" if version else None
 
 
 def bound_workspaces(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -133,26 +89,6 @@ def bound_workspaces(environment: MutableMapping[str, str] = os.environ) -> None
     environment.setdefault(WORKSPACE_VARIABLE, WORKSPACE_SETTING)
 
 
-def workspace_size(setting: str) -> int:
-    """Returns the bytes of a workspace under a setting, as PyTorch reads it; its default if it cannot be read."""
-    pieces = re.findall(r":([0-9]+):([0-9]+)", setting)
-    if not pieces:
-        return WORKSPACE_BYTES
-    return sum(int(size) * 1024 * int(count) for size, count in pieces)
-
-
-def run_workspace(device: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Describes the workspace of each stream of a run on ``run.device``; None on a CPU."""
-    if all(torch.device(name.strip()).type != "cuda" for name in device.split(",")):
-        return None
-    setting = environment.get(WORKSPACE_VARIABLE, "")
-    origin = f"{WORKSPACE_VARIABLE}={setting}" if WORKSPACE_VARIABLE in environment else "PyTorch's default"
-    return f"up to {workspace_size(setting) / 2**20:.4g} MiB per stream ({origin})"
-
-
-def describe_workspace(cuda: str | None = torch.version.cuda) -> str | None:
-    """Describes the workspace of each stream of a run on this machine; None if PyTorch has no CUDA."""
-    if cuda is None:
-        return None
-    setting = os.environ.get(WORKSPACE_VARIABLE, WORKSPACE_SETTING)
-    return run_workspace("cuda", {WORKSPACE_VARIABLE: setting})
+def workspace_setting() -> str:
+    """Returns the setting of the workspace of each stream of a run on a GPU, on which rounding may depend."""
+    return f"{WORKSPACE_VARIABLE}={os.environ.get(WORKSPACE_VARIABLE, WORKSPACE_SETTING)}"

@@ -73,7 +73,7 @@ def buffers_of(training: HostTraining) -> list[Tensor]:
 
 def capture_obstacle(training: HostTraining) -> str | None:
     """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
-    if training.arithmetic.overflows:
+    if training.arithmetic.precision == "float16":
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
     active = {site.name for site, _ in _active_seeds(training)}
     if training.host_draws_globally or training.global_seeds & active:

@@ -48,12 +48,10 @@ class MultiGpuExecutor(Executor):
         self._closed = False
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
-        shares = self._shares(hosts)
-        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in shares.items()})
+        self._spread(lambda executor, share: executor.run(work, share), hosts)
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        shares = self._shares(hosts)
-        self._side_by_side({i: partial(self.devices[i].train, share) for i, share in shares.items()})
+        self._spread(lambda executor, share: executor.train(share), hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for i, share in self._shares(hosts).items():
@@ -94,6 +92,10 @@ class MultiGpuExecutor(Executor):
             i = device_index(host.index, len(self.devices))
             shares.setdefault(i, []).append(host)
         return shares
+
+    def _spread(self, call: Callable[[Executor, Any], None], hosts: Iterable[Placed]) -> None:
+        """Calls each device's executor with the device's share of ``hosts``."""
+        self._side_by_side({i: partial(call, self.devices[i], share) for i, share in self._shares(hosts).items()})
 
     def _side_by_side(self, calls: dict[int, Callable[[], Any]]) -> None:
         """Makes each call on the thread of its device and raises the first error when all have ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,17 +12,8 @@ from esper.training.execution.gpu import Gpu
 from esper.training.execution.multi_gpu import MultiGpuExecutor
 from esper.training.execution.streams import StreamExecutor
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.executor import Executor
+from esper.training.executor import Execution, Executor
 from esper.training.host_training import HostTraining
-
-
-@dataclass(frozen=True)
-class Tier:
-    """The tier of training steps: eager, compiled or graph."""
-
-    name: str
-    refused: str | None = None
-    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
 
 
 def make_executor(run: RunConfig, *devices: torch.device) -> Executor:
@@ -43,12 +33,12 @@ def make_executor(run: RunConfig, *devices: torch.device) -> Executor:
     return WorkerExecutor(run.lanes)
 
 
-def prepare_hosts(run: RunConfig, hosts: Sequence[HostTraining], executor: Executor) -> Tier:
+def prepare_hosts(run: RunConfig, hosts: Sequence[HostTraining], executor: Executor) -> Execution:
     """Prepares ``hosts``, before their first episode, for the tier that ``run`` requests.
 
     Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     if run.tier == "compiled":
         refused = compile_hosts(hosts, executor)
-        return Tier("compiled") if refused is None else Tier("eager", refused)
-    return Tier("graph" if executor.captures else "eager")
+        return Execution("compiled") if refused is None else Execution("eager", refused)
+    return Execution("graph" if executor.captures else "eager")

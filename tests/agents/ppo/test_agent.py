@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from esper.agents.ppo.buffer import gae
-from esper.core.action import HEADS, RELEVANT, Op
 from tests.agents.ppo.toy import (
     NOTHING,
     Toy,
@@ -163,22 +162,6 @@ def test_one_pass_of_the_network_decides_for_all_envs(
     actions = agent.act(*toy.observe())
     assert rows == [8]
     assert len(np.unique(actions, axis=0)) > 1  # each env has draws of its own
-
-
-def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
-    agent, toy = make_agent(8), Toy(8, seed=1)
-    agent.begin()
-    for _ in range(40):
-        observation, masks = toy.observe()
-        for row, action in enumerate(agent.act(observation, masks)):
-            op = Op(action[0])
-            assert masks["op_slot"][row, op, action[1]] or op is Op.WAIT
-            assert (
-                op is not Op.GERMINATE
-                or masks["slot_blueprint"][row, action[1], action[2]]
-            )
-            for place, head in enumerate(HEADS[1:], 1):
-                assert head in RELEVANT[op] or action[place] == 0
 
 
 @pytest.mark.trap(25)

@@ -108,36 +108,6 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
     assert running.var.item() == pytest.approx(3.75)
 
 
-@pytest.mark.finding("H4")
-def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
-    """They are there from the start, after updates, and after loading a file from another device."""
-    meta, size = (
-        torch.device("meta"),
-        len(BASE) + 2 * len(PER_SLOT) + 2 * len(PER_CHOICE),
-    )
-    observations, rewards = (
-        ObservationStatistics(2, meta, PPOConfig()),
-        RewardNormalizer(meta, PPOConfig()),
-    )
-
-    def places() -> set[torch.device]:
-        known = [
-            value for each in (observations, rewards) for value in (each.mean, each.var)
-        ]
-        return {value.device for value in (*known, observations.continuous)}
-
-    assert places() == {meta}
-    observations.update(torch.empty(5, size, device=meta))
-    rewards.merge(torch.empty(5, 1, device=meta))
-    assert places() == {meta}
-    observations.load_state_dict(
-        ObservationStatistics(2, CPU, PPOConfig()).state_dict()
-    )
-    rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
-    assert places() == {meta}
-    assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
-
-
 def test_normalised_values_are_clipped() -> None:
     running = ObservationStatistics(1, CPU, PPOConfig())
     running.update(observations(slots=1))

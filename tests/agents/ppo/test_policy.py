@@ -76,14 +76,6 @@ def test_the_preferences_of_an_untrained_policy_are_those_of_the_config() -> Non
     assert shares(network, "alpha_target", Op.GERMINATE)[ALPHA_TARGETS.index(1.0)] < 0.2
 
 
-def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
-    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
-    np.testing.assert_allclose(shares(network, "op"), 1 / len(Op), atol=0.03)
-    np.testing.assert_allclose(
-        shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08
-    )
-
-
 @pytest.mark.trap(19)
 @pytest.mark.parametrize("place", range(len(FREE_HEADS)), ids=FREE_HEADS)
 def test_no_choice_of_another_head_has_a_floor(place: int) -> None:
@@ -217,37 +209,3 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
         assert len(agent.buffer) == 0
     assert sizes == [5, 5, 5]
     assert agent.observations.count == 3 * 5 * 4
-
-
-@pytest.mark.finding("L8")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)],
-)
-def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
-    """Each of them changes the learned weights."""
-
-    def learned(config: PPOConfig) -> torch.Tensor:
-        agent = PPOAgent(SPEC, LAYOUT, 4, config)
-        draw = np.random.default_rng(0)
-        for _ in range(3):
-            agent.begin()
-            for step in range(4):
-                agent.act(observations(draw.normal(0, 3, (4, LAYOUT.size))), masks(4))
-                nothing = np.zeros(4, dtype=np.bool_)
-                agent.record(
-                    draw.normal(size=4),
-                    np.zeros(4),
-                    np.full(4, step == 3),
-                    nothing,
-                    nothing,
-                )
-            agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))
-        return torch.cat([p.detach().flatten() for p in agent.parameters])
-
-    usual = PPOConfig(
-        width=32, observation_warm_updates=1, update_epochs=1, n_minibatches=1
-    )
-    assert not torch.equal(
-        learned(usual), learned(usual.model_copy(update={name: value}))
-    )

@@ -2,13 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from esper.agents.plans import PlansController
-from esper.agents.ppo.agent import PPOAgent
-from esper.agents.ppo.network import RELEVANCE
 from esper.agents.ppo.update import (
     MEASURED,
     PolicyOutput,
@@ -19,9 +15,7 @@ from esper.agents.ppo.update import (
     reduce,
     update_policy,
 )
-from esper.config import PPOConfig, TrainingConfig
-from esper.env.planted import PlantedVectorEnv
-from esper.run.rollout import play_round
+from esper.config import PPOConfig
 
 HEALTHY = PPOConfig().healthy_gradients
 
@@ -175,43 +169,3 @@ def test_imitation_raises_the_probability_of_what_was_shown() -> None:
     assert (
         measured["approx_kl"] == 0.0
     )  # a teacher's policy is not its own, so an update never stops early
-
-
-@pytest.mark.slow
-def test_a_policy_that_was_shown_plans_plays_like_plans() -> None:
-    env = PlantedVectorEnv(
-        TrainingConfig.parse({"env": {"n_envs": 64, "episode_length": 10}})
-    )
-    agent = PPOAgent(
-        env.action_spec,
-        env.layout,
-        64,
-        PPOConfig(width=32, learning_rate=3e-3, anneal=False),
-    )
-
-    def likeness() -> float:
-        """Fraction of the teacher's actions, where there is a choice, that its policy would take in an episode."""
-        observation, info = env.reset()
-        policy, teacher = (
-            agent.clone_policy(64, 9, greedy=True),
-            PlansController(env.action_spec, env.layout, 64),
-        )
-        policy.begin()
-        teacher.begin()
-        same = []
-        for _ in range(10):
-            actions = teacher.act(observation, info["action_mask"])
-            free = info["action_mask"]["op"].sum(axis=1) > 1
-            differs = (
-                policy.act(observation, info["action_mask"]) != actions
-            ) & RELEVANCE.numpy()[actions[:, 0]]
-            same += (~differs.any(axis=1))[free].tolist()
-            observation, *_, info = env.step(actions)
-        return float(np.mean(same))
-
-    before = likeness()
-    agent.teacher = PlansController(env.action_spec, env.layout, 64)
-    for _ in range(6):
-        agent.update(play_round(env, agent, learner=agent).observation)
-    assert before < 0.6
-    assert likeness() > 0.8

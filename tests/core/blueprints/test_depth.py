@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,12 @@ import pytest
 import torch
 
 import esper
-from esper.config import TrainingConfig
-from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import STYLES
 from esper.core.site import Role, seed_of
-from esper.core.stage import SeedStage
 from esper.data.task import resolve
 from esper.data.tasks import load_task
-from esper.env.make import EnvMaker
-from esper.files.grown_host import assemble, committed_network, export, load_host
+from esper.files.grown_host import assemble, export, load_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import KeptSeed
 from esper.hosts.transformer import TransformerHost
@@ -171,38 +166,3 @@ def test_a_deeper_host_is_saved_loaded_and_made_plain(tmp_path: Path) -> None:
         torch.testing.assert_close(
             esper.plain(network, task.sample)(task.sample), wanted
         )
-
-
-@pytest.mark.slow
-def test_a_whole_episode_with_a_stack_is_resumed_and_exported(tmp_path: Path) -> None:
-    config = TrainingConfig.parse(
-        {
-            "task": {"name": "chars", "samples_per_epoch": 64, "batch_size": 32},
-            "env": {
-                "n_envs": 1,
-                "episode_length": 5,
-                "baseline_episodes": 1,
-                "at_once": True,
-            },
-            "run": {"lanes": 1},
-        }
-    )
-    with (
-        closing(EnvMaker.of(config).make()) as env,
-        closing(EnvMaker.of(config).make()) as other,
-    ):
-        env.reset(seed=0)
-        wait = env.action_spec.encode(Op.WAIT)[None]
-        env.step(wait)
-        env.step(env.action_spec.encode(Op.GERMINATE, "r0c1", "stack")[None])
-        assert env.state.slots.stage[0, 1] == SeedStage.FOSSILIZED
-        other.load_state_dict(env.state_dict())
-        for each in (env, other):
-            while not each.done.all():
-                each.step(wait)
-        assert env.state.committed_loss[0] == other.state.committed_loss[0]
-        network = committed_network(env.training[0])
-    export(network, tmp_path / "host")
-    x = env.training[0].task.sample
-    with torch.no_grad():
-        assert torch.equal(load_host(tmp_path / "host")(x), network.eval()(x))

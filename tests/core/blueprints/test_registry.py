@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.agents.script import ScriptedController, read_schedule
+import esper
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import HEADS
 from esper.core.blend import ChannelScale
@@ -67,42 +67,6 @@ def test_a_users_blueprint_can_be_grown_and_kept(style: str) -> None:
         assert world.value("r0c1/blueprint") == len(CNN) + 1
         assert world.training().fossils() == {"r0c1": site.planted}
     assert "mine" not in BLUEPRINTS.names("cnn")
-
-
-SCHEDULE = """
-[[action]]
-epoch = 0
-op = "GERMINATE"
-slot = "r0c0"
-blueprint = "mine"
-
-[[action]]
-epoch = 1
-op = "ADVANCE"
-slot = "r0c0"
-"""
-
-
-def test_a_controller_chooses_a_users_blueprint_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(SCHEDULE, encoding="utf-8")
-    with rig(blueprints=with_mine()) as world:
-        env = world.env
-        controller = ScriptedController(
-            read_schedule(tmp_path / "s.toml"), env.action_spec, env.layout, 1, 0
-        )
-        controller.begin()
-        observation, info = world.observation, world.info
-        for _ in range(2):
-            observation, _, _, _, info = env.step(
-                controller.act(observation, info["action_mask"])
-            )
-        slot = world.slot("r0c0")
-        assert slot.stage is S.TRAINING
-        assert isinstance(slot.seed, nn.Module)
-        assert isinstance(slot.seed.body, Shifted)
-        assert not torch.equal(
-            slot.seed.body.scale.weight, torch.full((3, 1, 1), 0.1)
-        )  # and it learns
 
 
 def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
@@ -286,3 +250,17 @@ def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() 
     made_twice(again["factory"]())
     with pytest.raises(ValueError, match="already has a blueprint named 'made'"):
         made_twice(again["factory"]())
+
+
+@pytest.mark.parametrize("names", ["conv_light", ["conv_light"], {"conv_light"}])
+def test_names_in_place_of_a_registry_are_refused_with_where_names_go(
+    names: Any,
+) -> None:
+    with pytest.raises(ConfigError, match=r'config=\{"env": \{"blueprints"'):
+        BLUEPRINTS.copy_of(names)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="expected a BlueprintRegistry"):
+        esper.Grower(model, ["0 -> 2"], optimizer, blueprints=names)
+    with pytest.raises(ConfigError, match="expected a BlueprintRegistry"):
+        esper.find_sites(model, torch.zeros(2, 3), names)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd
 
-from esper.core.blueprints import BLUEPRINTS, Blueprint, source
+from esper.core.blueprints import BLUEPRINTS, source
 from esper.core.blueprints.source import is_elementwise
 from esper.core.place import Features, Place
 from esper.core.ramps import BlendOperator
@@ -25,7 +24,7 @@ HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "plain": lambda: CNNHost(1, 10, base=3, blocks=2, pool_last=False),
     "one row": lambda: CNNHost(1, 10, base=4, blocks=3, rows=1),
     "fused": lambda: CNNHost(1, 10, base=8, blocks=3),
-    "text": lambda: TransformerHost(11, 8, layers=4, heads=2, block=6, slots=2),
+    "text": lambda: TransformerHost(11, 8, layers=2, heads=2, block=6, slots=2),
 }
 
 
@@ -79,7 +78,7 @@ def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_s
             blueprint, place = BLUEPRINTS.get(host.topology, name), host.sites[number]
             seed = seed_of(blueprint, BlendOperator.GATE, place).train(training)
             assert seed.operator is BlendOperator.ADD
-            for alpha in (0.0, 0.5, 1.0):
+            for alpha in (0.5, 1.0):
                 assert torch.equal(
                     grown(copy.deepcopy(host), x, number, seed, alpha), wanted
                 ), (place.name, name)
@@ -112,122 +111,6 @@ def test_every_parameter_learns_within_two_steps(kind: str) -> None:
             host.sites[number].name,
             name,
         )
-
-
-def beside(first: nn.Module, second: nn.Module, outputs: bool) -> nn.Module:
-    """One layer with the units of two: those that they compute, or those that they read."""
-    kind, dim = type(first), 0 if outputs else 1
-    weight = torch.cat([first.weight, second.weight], dim=dim).detach()  # type: ignore[list-item]
-    with_bias = first.bias is not None
-    if isinstance(first, _ConvNd):
-        layer = kind(
-            weight.shape[1],
-            weight.shape[0],
-            first.kernel_size,
-            padding=first.padding,
-            bias=with_bias,
-        )  # type: ignore[call-arg]
-    else:
-        layer = kind(weight.shape[1], weight.shape[0], bias=with_bias)  # type: ignore[call-arg]
-    layer.double()
-    layer.weight.data.copy_(weight)  # type: ignore[operator, union-attr]
-    if with_bias:
-        bias = torch.cat([first.bias, second.bias]) if outputs else first.bias  # type: ignore[list-item]
-        layer.bias.data.copy_(bias.detach())  # type: ignore[operator, union-attr]
-    return layer
-
-
-class Wider(nn.Module):
-    """The network in which the layers of one place of a host have the units of a seed as well."""
-
-    def __init__(self, host: SegmentedHost, place: Place, seed: nn.Sequential) -> None:
-        super().__init__()
-        layers, own = place.layers, list(seed)
-        self.first = beside(layers[0], own[0], outputs=True)
-        self.last = beside(layers[-1], own[-1], outputs=False)
-        norm = next(
-            (layer for layer in layers if isinstance(layer, nn.BatchNorm2d)), None
-        )
-        width = source.width_of(self.first)
-        self.norm = None if norm is None else nn.BatchNorm2d(width).double()
-        self.host, self.place = host, place
-
-    def forward(self, x: Tensor) -> Tensor:
-        replaced = {self.place.layers[0]: self.first, self.place.layers[-1]: self.last}
-        flat: list[nn.Module] = []
-        for step in self.host.steps:
-            flat += (
-                step.module.children()
-                if type(step.module) is nn.Sequential
-                else [step.module]
-            )
-        inside = False
-        for layer in flat:
-            inside = inside or layer is self.place.layers[0]
-            if inside and self.norm is not None and isinstance(layer, nn.BatchNorm2d):
-                x = self.norm(x)
-            else:
-                x = replaced.get(layer, layer)(x)
-            inside = inside and layer is not self.place.layers[-1]
-        return x
-
-
-@pytest.mark.parametrize("name", ["widen_quarter", "widen_whole"])
-@pytest.mark.parametrize("slot", ["r2c0", "r2c1", "r2c2"])
-def test_a_widened_host_has_the_gradients_and_the_size_of_the_wider_network(
-    slot: str, name: str
-) -> None:
-    host, x = made("one row")
-    host.double().train()
-    number = [place.name for place in host.sites].index(slot)
-    place = host.sites[number]
-    seed = (
-        seed_of(BLUEPRINTS.get("cnn", name), BlendOperator.ADD, place).double().train()
-    )
-    body = seed.body
-    assert isinstance(body, nn.Sequential)
-    nn.init.normal_(body[-1].weight)  # type: ignore[arg-type]
-    wider = Wider(host, place, body)
-    x, y = x.double(), torch.arange(16) % 10
-    F.cross_entropy(grown(host, x, number, seed), y).backward()
-    mine = {
-        key: p.grad for key, p in (*host.named_parameters(), *seed.named_parameters())
-    }
-    first, last = place.layers[0], place.layers[-1]
-    cut = source.width_of(first)
-    together = [
-        torch.cat([first.weight.grad, body[0].weight.grad]),  # type: ignore[union-attr, list-item]
-        torch.cat([last.weight.grad, body[-1].weight.grad], dim=1),  # type: ignore[union-attr, list-item]
-    ]
-    host.zero_grad()
-    F.cross_entropy(wider(x), y).backward()
-    torch.testing.assert_close(
-        wider.first.weight.grad, together[0], rtol=1e-9, atol=1e-12
-    )
-    torch.testing.assert_close(
-        wider.last.weight.grad, together[1], rtol=1e-9, atol=1e-12
-    )
-    mine_of_norm = next(
-        layer for layer in place.layers if isinstance(layer, nn.BatchNorm2d)
-    ).weight
-    name_of_norm = next(key for key, p in host.named_parameters() if p is mine_of_norm)
-    torch.testing.assert_close(
-        wider.norm.weight.grad[:cut], mine[name_of_norm], rtol=1e-9, atol=1e-12
-    )  # type: ignore[union-attr, index]
-    replaced = {id(p) for layer in place.layers for p in layer.parameters()}
-    for key, parameter in host.named_parameters():
-        if id(parameter) not in replaced:
-            torch.testing.assert_close(parameter.grad, mine[key], rtol=1e-9, atol=1e-12)
-    others = sum(p.numel() for p in host.parameters() if id(p) not in replaced)
-    of_wider = sum(
-        p.numel()
-        for layer in (wider.first, wider.last, wider.norm)
-        for p in layer.parameters()
-    )  # type: ignore[union-attr]
-    size = sum(p.numel() for p in host.parameters()) + sum(
-        p.numel() for p in seed.parameters()
-    )
-    assert size == others + of_wider
 
 
 def test_more_heads_are_those_of_attention_with_as_many() -> None:
@@ -367,27 +250,6 @@ def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_
     assert BLUEPRINTS.names("mlp", [residual, own]) == (
         *BLUEPRINTS.names("mlp"),
         *reading,
-    )
-
-
-def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
-    registry = BLUEPRINTS.copy()
-
-    @registry.register(
-        "mlp", "gated", parameters=lambda place: 4 * place.channels, reads_source=True
-    )
-    def gated(place: Place) -> nn.Module:
-        """A linear path."""
-        return nn.Linear(4, place.channels, bias=False)
-
-    place = Place("r0c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)))
-    blueprint = registry.get("mlp", "gated")
-    assert isinstance(blueprint, Blueprint)
-    assert "gated" in registry.names("mlp", [place])
-    assert "gated" not in registry.names("mlp")
-    assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (
-        20,
-        (2, 5),
     )
 
 

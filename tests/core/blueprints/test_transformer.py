@@ -107,20 +107,6 @@ def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator) 
             assert float((after[:, t] - before[:, t]).abs().max()) > 1e-3
 
 
-def test_attention_and_the_gate_see_what_came_before() -> None:
-    torch.manual_seed(0)
-    h = torch.randn(1, 6, 32)
-    changed = h.clone()
-    changed[:, 0] += 5.0 * torch.randn(32)
-    for seed in (
-        make("attention", BlendOperator.ADD, 32),
-        make("lora", BlendOperator.GATE, 32),
-    ):
-        assert (seed(h) - seed(changed))[0].abs().amax(dim=1).gt(0).all()
-    alone = make("lora", BlendOperator.ADD, 32)
-    torch.testing.assert_close(alone(h)[:, 1:], alone(changed)[:, 1:])
-
-
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_in_an_encoder_the_first_position_depends_on_the_last(
     operator: BlendOperator,

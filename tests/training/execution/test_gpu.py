@@ -271,23 +271,6 @@ def test_a_capture_that_cuda_cuts_off_outlives_all_that_may_ask_for_it(
     assert alive(cuda) == 1
 
 
-def test_a_graph_that_cannot_be_made_is_given_back(
-    cuda: TorchCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The capture ends, and then there is no memory for the graph, so that capture_end raises."""
-
-    def ends_late(graph: Graph) -> None:
-        cuda.capturing.discard(threading.get_ident())
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(Graph, "capture_end", ends_late)
-    one = gpu()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        capture(one, lambda: None)
-    one.give_back()
-    assert cuda.calls[-2:] == ["reset", "empty cache"]
-
-
 def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alone_meanwhile(
     cuda: TorchCuda,
 ) -> None:
@@ -295,7 +278,7 @@ def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alo
     meet, most = threading.Barrier(3, timeout=20), []
 
     def work() -> None:
-        threading.Event().wait(0.2)
+        threading.Event().wait(0.05)
         most.append(len(cuda.capturing))
 
     def do(number: int) -> None:
@@ -308,7 +291,7 @@ def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alo
         one = gpu(0)
         meet.wait()
         for _ in range(5):
-            threading.Event().wait(0.1)
+            threading.Event().wait(0.02)
             one.give_back()
 
     with ThreadPoolExecutor(3) as threads:
@@ -336,17 +319,6 @@ def test_work_on_one_device_makes_no_context_on_another(
     one.give_back()
     assert fake.launches == [(7, stream.cuda_stream)] * 3
     assert fake.contexts == fake.launch_devices == {1}
-
-
-def test_the_current_device_is_as_before_if_it_is_used(
-    cuda: TorchCuda, fake: Fake
-) -> None:
-    fake.library.cudaSetDevice(0)
-    one = gpu(1)
-    with one.on(one.stream()):
-        pass
-    one.give_back()
-    assert cuda.current_device() == fake.current_device == 0
 
 
 def test_a_device_without_a_number_is_the_current_one(

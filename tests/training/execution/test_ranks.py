@@ -95,9 +95,3 @@ def test_a_rank_that_is_gone_or_silent_is_named_before_anything_is_sent_to_it(
             ranks.start({1: (print,)})
     assert lost.value.hangs is hangs
     ranks.dismiss()  # sends nothing
-
-
-def test_a_call_without_a_rank_is_no_exchange() -> None:
-    ranks = RunRanks(0, 3)
-    ranks.start({})
-    assert ranks.finish() == {}

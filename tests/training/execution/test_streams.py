@@ -49,20 +49,20 @@ def launches(gpu: FakeGpu) -> list[str]:
 )
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(2, 8, seed)
+        expected = plain.episodes(1, 6, seed)
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
-        assert_same(made.episodes(2, 8, seed), expected)
-        assert sum(one.times for one in gpu.captured) > 50
+        assert_same(made.episodes(1, 6, seed), expected)
+        assert sum(one.times for one in gpu.captured) > 10
         assert made.executor.reasons() == {}  # type: ignore[union-attr]
 
 
 def test_what_is_not_captured_is_queued_to_the_same_bits() -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(1, 6)
+        expected = plain.episodes(1, 3)
     gpu = FakeGpu()
     with growing(gpu, capture=False) as made:
-        assert_same(made.episodes(1, 6), expected)
+        assert_same(made.episodes(1, 3), expected)
     assert not gpu.captured
 
 
@@ -121,19 +121,6 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         assert len(gpu.captured) == captured
 
 
-@pytest.mark.slow
-def test_captured_work_serves_later_rounds() -> None:
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        made.episodes(2, 8, seed=3)
-        captured = len(gpu.captured)
-        made.episodes(2, 8, seed=3)
-        assert captured < len(gpu.captured)  # validations that were seen once by then
-        captured = len(gpu.captured)
-        made.episodes(2, 8, seed=3)
-        assert len(gpu.captured) == captured
-
-
 def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() -> None:
     gpu = FakeGpu()
     with (
@@ -166,61 +153,28 @@ def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
         assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
 
 
-@pytest.mark.slow
-def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(3, 8)
-    with growing(gpu) as made:
-        for training in made.hosts:
-            made.executor.graphs[training.index].limit = 3  # type: ignore[union-attr]
-        assert_same(made.episodes(3, 8), expected)
-        sizes = [len(made.executor.graphs[training.index]) for training in made.hosts]  # type: ignore[union-attr]
-        assert max(sizes) <= 4  # a validation may have been captured in between
-    dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
-    assert len(dropped) > 4
-    assert all(gpu.calls[i - 1] == "synchronize" for i in dropped)
-    assert len(gpu.pools) > 4, (
-        "torch does not take memory again that all captured work was dropped from"
-    )
-
-
 @pytest.mark.parametrize("trouble", ["waits", "raises"])
 def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(1, 5)
+        expected = plain.episodes(1, 3)
     gpu = FakeGpu()
     with growing(gpu) as made:
         gpu.waiting = trouble == "waits"
         gpu.refusal = (
             RuntimeError("operation not permitted") if trouble == "raises" else None
         )
-        assert_same(made.episodes(1, 5), expected)
+        assert_same(made.episodes(1, 3), expected)
         counts = made.executor.reasons()  # type: ignore[union-attr]
         assert list(counts) == [
             WAITS if trouble == "waits" else "RuntimeError: operation not permitted"
         ]
         tried = len(gpu.calls)
-        assert_same(made.episodes(1, 5), expected)
+        assert_same(made.episodes(1, 3), expected)
         fresh = [call for call in gpu.calls[tried:] if call.startswith("capture")]
         assert (
-            len(fresh) <= 2 * 5
+            len(fresh) <= 2 * 3
         )  # validations that are seen for the second time only now
     assert not gpu.captured
-
-
-def test_a_failed_capture_leaves_its_memory_behind() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=1) as made:
-        gpu.refusal = RuntimeError("cut off")
-        made.epoch()
-        gpu.refusal = None
-        made.plant(0, "r0c0", S.HOLDING)
-        made.epoch()
-        assert len(gpu.captured) == 1
-        assert gpu.captured[0].pool is not gpu.pools[0]
 
 
 class Noisy(nn.Module):
@@ -304,21 +258,6 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
         assert len(gpu.captured) == 2
 
 
-def test_a_host_without_gradients_trains_as_ever() -> None:
-    gpu = FakeGpu()
-    with (
-        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
-        growing(gpu) as made,
-    ):
-        plain.reset()
-        for world in (plain, made):
-            for training in world.hosts:
-                training.host.requires_grad_(False)
-        for _ in range(2):
-            assert_same(made.epoch(), plain.epoch())
-        assert len(gpu.captured) > 1
-
-
 def test_float16_is_not_captured_and_says_why() -> None:
     gpu = FakeGpu()
     with Growing(
@@ -341,16 +280,6 @@ def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -
         executor = made.executor
         assert executor.graphs == {}  # type: ignore[union-attr]
         assert executor.reasons() == {}  # type: ignore[union-attr]
-
-
-def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=1) as made:
-        made.validate()
-        feed, made.hosts[0].feed = made.hosts[0].feed, None
-        made.validate()
-        assert len(gpu.captured) == 1
-        made.hosts[0].feed = feed
 
 
 def test_captured_work_holds_its_memory() -> None:

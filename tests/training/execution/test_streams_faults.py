@@ -211,16 +211,6 @@ def test_a_capture_that_breaks_the_gpu_is_the_envs_error(
         gpu.broken = None
 
 
-def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        gpu.refusal = KeyboardInterrupt()
-        with pytest.raises(KeyboardInterrupt):
-            made.trainer.epoch(made.hosts)
-        assert not gpu.failed
-        assert made.executor.reasons() == {}  # type: ignore[union-attr]
-
-
 def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
     """The fault lasts: every later call fails as well, also those that wait for streams."""
     gpu = FakeGpu()
@@ -261,39 +251,6 @@ def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
         gpu.broken = None
 
 
-def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
-    gpu = FakeGpu()
-
-    def work(training: HostTraining) -> None:
-        gpu.broken = FAULT
-        raise KeyboardInterrupt
-
-    with growing(gpu) as made:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            made.executor.run(work, made.hosts)
-        assert len(caught.value.__notes__) == 1
-        gpu.broken = None
-
-
-def test_an_error_on_the_way_to_a_capture_is_the_envs_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One case is an error of the GPU while captured work is dropped to make room."""
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        graphs = made.executor.graphs[made.hosts[0].index]  # type: ignore[union-attr]
-
-        def no_room() -> None:
-            raise FAULT
-
-        monkeypatch.setattr(graphs, "make_room", no_room)
-        with pytest.raises(
-            HostError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"
-        ):
-            made.trainer.epoch(made.hosts)
-        assert [training.epoch for training in made.hosts] == [0, 1]
-
-
 def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
@@ -308,15 +265,3 @@ def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
         made.validate()
         made.validate()
         assert len(gpu.captured) == 2, "work is done as it is from then on"
-
-
-def test_releasing_goes_on_after_an_error() -> None:
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        made.epoch()
-        gpu.broken = FAULT
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            made.executor.release(made.hosts)  # type: ignore[union-attr]
-        assert made.executor.graphs == {}  # type: ignore[union-attr]
-        assert gpu.calls.count("give back") == 2
-        gpu.broken = None

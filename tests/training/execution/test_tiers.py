@@ -8,8 +8,9 @@ import torch
 from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.training.execution import tiers
 from esper.training.execution.multi_gpu import MultiGpuExecutor
-from esper.training.execution.tiers import Tier, make_executor, prepare_hosts
+from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Execution
 from tests.core_helpers import rig
 
 
@@ -27,7 +28,7 @@ def test_a_cpu_trains_on_workers() -> None:
     with make_executor(RunConfig(lanes=3), torch.device("cpu")) as executor:
         assert isinstance(executor, WorkerExecutor)
         assert executor.count == 3
-        assert prepare_hosts(RunConfig(), [], executor) == Tier("eager")
+        assert prepare_hosts(RunConfig(), [], executor) == Execution("eager")
 
 
 def test_several_devices_have_an_executor_each() -> None:
@@ -45,6 +46,6 @@ def test_hosts_that_cannot_be_compiled_are_eager_with_the_reason(
         monkeypatch.setattr(
             tiers, "compile_hosts", lambda _hosts, _executor: "no compiler"
         )
-        assert prepare_hosts(config, [], executor) == Tier("eager", "no compiler")
+        assert prepare_hosts(config, [], executor) == Execution("eager", "no compiler")
         monkeypatch.setattr(tiers, "compile_hosts", lambda _hosts, _executor: None)
-        assert prepare_hosts(config, [], executor) == Tier("compiled")
+        assert prepare_hosts(config, [], executor) == Execution("compiled")
