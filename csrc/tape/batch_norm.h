@@ -68,12 +68,16 @@ void batch_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
     for (int64_t c = 0; c < in.channels; ++c) {
         double mean, variance;
         if (of_batch) {
-            mean = channel_sum(machine, in, c, [&](int64_t at) __attribute__((always_inline)) { return load(in.data + at); }) / n;
+            mean = channel_sum(machine, in, c,
+                               [&](int64_t at) __attribute__((always_inline)) { return load(in.data + at); }) /
+                   n;
             const Lanes<Real> centre = splat(static_cast<Real>(mean));
-            variance = channel_sum(machine, in, c, [&](int64_t at) __attribute__((always_inline)) {
-                           const Lanes<Real> x = load(in.data + at) - centre;
-                           return x * x;
-                       }) / n;
+            variance = channel_sum(machine, in, c,
+                                   [&](int64_t at) __attribute__((always_inline)) {
+                                       const Lanes<Real> x = load(in.data + at) - centre;
+                                       return x * x;
+                                   }) /
+                       n;
         } else {
             mean = static_cast<double>(machine.data(layer.mean)[c]);
             variance = static_cast<double>(machine.data(layer.variance)[c]);

@@ -50,7 +50,8 @@ ESPER_INLINE void sum_block(const Real* in, int64_t plane, int64_t channels, con
     Lanes<Real> sums[B][X];
     ESPER_UNROLL for (int b = 0; b < B; ++b) {
         ESPER_UNROLL for (int x = 0; x < X; ++x) {
-            sums[b][x] = adds ? load(out + b * out_plane + x * write_step) : splat(start == nullptr ? Real{} : start[b]);
+            sums[b][x] =
+                adds ? load(out + b * out_plane + x * write_step) : splat(start == nullptr ? Real{} : start[b]);
         }
     }
     for (int64_t c = 0; c < channels; ++c) {
@@ -154,16 +155,15 @@ void convolution_forward(Machine<Real>& machine, const Instruction& instruction)
     }
     const int64_t channels = layer.depthwise ? 1 : in.channels;
     const int64_t outputs = layer.depthwise ? 1 : out.channels;  // that read the same channels
-    const Positions at{out.height, out.width, layer.stride[0] * in.row(), layer.stride[1] * kLanes,
-                       out.row(), kLanes};
+    const Positions at{out.height, out.width, layer.stride[0] * in.row(), layer.stride[1] * kLanes, out.row(), kLanes};
     machine.packed.resize(static_cast<size_t>(out.channels * channels * taps));
     Real* packed = machine.packed.data();
     const auto pack = [&](int64_t o, int64_t block) {
         for (int64_t c = 0; c < channels; ++c) {
             for (int64_t t = 0; t < taps; ++t) {
                 for (int64_t b = 0; b < block; ++b) {
-                    *packed++ = weights[(o + b) * s[0] + c * s[1] + t / layer.kernel[1] * s[2] +
-                                        t % layer.kernel[1] * s[3]];
+                    *packed++ =
+                        weights[(o + b) * s[0] + c * s[1] + t / layer.kernel[1] * s[2] + t % layer.kernel[1] * s[3]];
                 }
             }
         }
@@ -232,9 +232,9 @@ void convolution_input_gradient(Machine<Real>& machine, const Convolution& layer
             const int64_t first = py * in.row() + px * kLanes;
             for (int64_t g = 0; g < machine.groups; ++g) {
                 for (int64_t c = 0; c < in.channels; c += outputs) {
-                    sum_outputs<Real>(out.gradient + out.at(g, layer.depthwise ? c : 0), out.plane(), channels,
-                                      offsets, taps, machine.packed.data() + c * channels * taps, nullptr, in.gathered,
-                                      at, in.gradient + in.at(g, c) + first, in.plane(), outputs);
+                    sum_outputs<Real>(out.gradient + out.at(g, layer.depthwise ? c : 0), out.plane(), channels, offsets,
+                                      taps, machine.packed.data() + c * channels * taps, nullptr, in.gathered, at,
+                                      in.gradient + in.at(g, c) + first, in.plane(), outputs);
                 }
             }
         }
@@ -297,8 +297,7 @@ void convolution_weight_gradient(Machine<Real>& machine, const Convolution& laye
     Real* result = machine.gradient(layer.weight);
     const int64_t* s = weight.strides;
     const int64_t inputs = layer.depthwise ? 1 : in.channels;
-    const Positions at{out.height, out.width, layer.stride[0] * in.row(), layer.stride[1] * kLanes,
-                       out.row(), kLanes};
+    const Positions at{out.height, out.width, layer.stride[0] * in.row(), layer.stride[1] * kLanes, out.row(), kLanes};
     const int64_t together = std::max<int64_t>(1, kPositionsTogether / out.positions());
     for (int64_t o = 0; o < out.channels;) {
         const int64_t rows = layer.depthwise ? 1 : std::min<int64_t>(3, out.channels - o);

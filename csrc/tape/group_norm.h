@@ -48,11 +48,12 @@ void group_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
                 return load(in.data + in.at(g, c) + y * in.row() + x * kLanes);
             };
             const Lanes<Real> mean = group_sum(in, k * channels, channels, at) * share;
-            const Lanes<Real> variance =
-                group_sum(in, k * channels, channels, [&](int64_t c, int64_t y, int64_t x) __attribute__((always_inline)) {
-                    const Lanes<Real> centred = at(c, y, x) - mean;
-                    return centred * centred;
-                }) * share;
+            const Lanes<Real> variance = group_sum(in, k * channels, channels,
+                                                   [&](int64_t c, int64_t y, int64_t x) __attribute__((always_inline)) {
+                                                       const Lanes<Real> centred = at(c, y, x) - mean;
+                                                       return centred * centred;
+                                                   }) *
+                                         share;
             const Lanes<Real> deviation = inverse_root(variance + splat(static_cast<Real>(layer.eps)));
             store(mean, saved);
             store(deviation, saved + kLanes);

@@ -40,8 +40,8 @@ struct Machine {
     std::vector<Instruction> code;
     int64_t samples = 0;
     int64_t groups = 0;
-    bool training = false;     // batch norms use the statistics of the batch and update their own
-    std::vector<Real> packed;  // weights in the order in which a layer reads them
+    bool training = false;                 // batch norms use the statistics of the batch and update their own
+    std::vector<Real> packed;              // weights in the order in which a layer reads them
     std::vector<std::vector<Real>> saved;  // by instruction: what its backward pass reads again
 
     // Samples in group g.
@@ -71,8 +71,8 @@ ESPER_INLINE void give(const Lanes<Real>& gradient, bool adds, Real* at) {
     store(adds ? load(at) + gradient : gradient, at);
 }
 
-// Adds to the gradient of a value, or writes it if it is the first that is known of it: body(group, channel, y, x) gives
-// the lanes of a position.
+// Adds to the gradient of a value, or writes it if it is the first that is known of it: body(group, channel, y, x)
+// gives the lanes of a position.
 template <typename Real, typename Body>
 ESPER_INLINE void give_gradient(Machine<Real>& machine, Value<Real>& value, const Body& body) {
     for (int64_t g = 0; g < machine.groups; ++g) {

@@ -15,16 +15,36 @@ template <typename Real>
 void run_forward(Machine<Real>& machine) {
     for (const Instruction& i : machine.code) {
         switch (i.layer) {
-            case kConvolution: convolution_forward(machine, i); break;
-            case kBatchNorm: batch_norm_forward(machine, i); break;
-            case kGroupNorm: group_norm_forward(machine, i); break;
-            case kActivation: activation_forward(machine, i); break;
-            case kMaxPool: max_pool_forward(machine, i); break;
-            case kAveragePool: average_pool_forward(machine, i); break;
-            case kFlatten: flatten_forward(machine, i); break;
-            case kScale: scale_forward(machine, i); break;
-            case kMultiply: multiply_forward(machine, i); break;
-            default: add_forward(machine, i); break;
+            case kConvolution:
+                convolution_forward(machine, i);
+                break;
+            case kBatchNorm:
+                batch_norm_forward(machine, i);
+                break;
+            case kGroupNorm:
+                group_norm_forward(machine, i);
+                break;
+            case kActivation:
+                activation_forward(machine, i);
+                break;
+            case kMaxPool:
+                max_pool_forward(machine, i);
+                break;
+            case kAveragePool:
+                average_pool_forward(machine, i);
+                break;
+            case kFlatten:
+                flatten_forward(machine, i);
+                break;
+            case kScale:
+                scale_forward(machine, i);
+                break;
+            case kMultiply:
+                multiply_forward(machine, i);
+                break;
+            default:
+                add_forward(machine, i);
+                break;
         }
     }
 }
@@ -35,16 +55,36 @@ void run_backward(Machine<Real>& machine) {
         const Instruction& i = machine.code[n];
         if (!machine.value(i.output).gathered) continue;  // nothing that is wanted depends on it
         switch (i.layer) {
-            case kConvolution: convolution_backward(machine, i); break;
-            case kBatchNorm: batch_norm_backward(machine, i); break;
-            case kGroupNorm: group_norm_backward(machine, i); break;
-            case kActivation: activation_backward(machine, i); break;
-            case kMaxPool: max_pool_backward(machine, i); break;
-            case kAveragePool: average_pool_backward(machine, i); break;
-            case kFlatten: flatten_backward(machine, i); break;
-            case kScale: scale_backward(machine, i); break;
-            case kMultiply: multiply_backward(machine, i); break;
-            default: add_backward(machine, i); break;
+            case kConvolution:
+                convolution_backward(machine, i);
+                break;
+            case kBatchNorm:
+                batch_norm_backward(machine, i);
+                break;
+            case kGroupNorm:
+                group_norm_backward(machine, i);
+                break;
+            case kActivation:
+                activation_backward(machine, i);
+                break;
+            case kMaxPool:
+                max_pool_backward(machine, i);
+                break;
+            case kAveragePool:
+                average_pool_backward(machine, i);
+                break;
+            case kFlatten:
+                flatten_backward(machine, i);
+                break;
+            case kScale:
+                scale_backward(machine, i);
+                break;
+            case kMultiply:
+                multiply_backward(machine, i);
+                break;
+            default:
+                add_backward(machine, i);
+                break;
         }
     }
 }

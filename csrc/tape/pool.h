@@ -170,9 +170,8 @@ void flatten_backward(Machine<Real>& machine, const Instruction& instruction) {
     Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     if (!in.needed) return;
-    for_flattened(machine, in, out, [&](int64_t to, int64_t from) {
-        give(load(out.gradient + from), in.gathered, in.gradient + to);
-    });
+    for_flattened(machine, in, out,
+                  [&](int64_t to, int64_t from) { give(load(out.gradient + from), in.gathered, in.gradient + to); });
     in.gathered = true;
 }
 

@@ -12,7 +12,7 @@ namespace esper::tape {
 
 // The checks of one instruction, whose messages start with its number.
 class InstructionCheck {
-   public:
+ public:
     InstructionCheck(int64_t number, const Instruction& instruction, const int64_t* shapes, int64_t values,
                      const std::vector<Tensor>& tensors)
         : number_(number), i_(instruction), shapes_(shapes), values_(values), tensors_(tensors) {}
@@ -68,7 +68,7 @@ class InstructionCheck {
         require(same_shape(i_.input, i_.output), "it keeps the shape");
     }
 
-   private:
+ private:
     void require(bool condition, const char* what) const {
         check(condition, "tape: instruction ", number_, " (layer ", i_.layer, "): ", what);
     }

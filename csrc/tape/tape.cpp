@@ -32,10 +32,10 @@ void* batch_data(const torch::stable::Tensor& tensor, const Program& program, in
               device_of(tensor).type == aoti_torch_device_type_cpu(),
           "tape_pass_: ", what, " must be contiguous, on the CPU, in the dtype of the network");
     if (samples < 0) samples = tensor.size(0);
-    check(tensor.size(0) == samples && samples > 0 &&
-              numel_of(tensor.get()) == samples * shape[0] * shape[1] * shape[2],
-          "tape_pass_: ", what, " has shape ", shape_of(tensor), "; expected ", samples, " times ", shape[0], " × ",
-          shape[1], " × ", shape[2]);
+    check(
+        tensor.size(0) == samples && samples > 0 && numel_of(tensor.get()) == samples * shape[0] * shape[1] * shape[2],
+        "tape_pass_: ", what, " has shape ", shape_of(tensor), "; expected ", samples, " times ", shape[0], " × ",
+        shape[1], " × ", shape[2]);
     return mutable_data(tensor.get());
 }
 

@@ -31,11 +31,11 @@ constexpr int64_t kMaxTaps = 128;  // of a convolution's kernel
 // A row of the code.
 struct Instruction {
     int64_t layer;
-    int64_t input;   // numbers of values; -1: none
+    int64_t input;  // numbers of values; -1: none
     int64_t other;
     int64_t output;
-    int64_t number[kNumbers - 4];      // what they mean stands in the layer's file
-    const double* constant;            // kConstants
+    int64_t number[kNumbers - 4];  // what they mean stands in the layer's file
+    const double* constant;        // kConstants
 };
 
 // A tensor of the network: a parameter, a buffer or a number.

@@ -181,13 +181,13 @@ class Program:
 
 Writer = Callable[[Tape, Any, int], int]
 WRITERS: dict[type[nn.Module], Writer] = {}
-"""What appends a module of each type to a tape."""
+"""Functions that append a module of their type to a tape."""
 RELU_COLUMN = {"batch_norm": 10, "group_norm": 7}
 """Column of a program that says whether a ReLU follows."""
 
 
 def writes(*types: type[nn.Module]) -> Callable[[Writer], Writer]:
-    """Registers what appends modules of exactly these ``types`` to a tape."""
+    """Registers a function that appends modules of exactly these ``types`` to a tape."""
 
     def register(writer: Writer) -> Writer:
         WRITERS.update(dict.fromkeys(types, writer))
