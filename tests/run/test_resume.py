@@ -249,6 +249,7 @@ def test_an_error_in_a_worker_leaves_a_checkpoint(
             Experiment(CONFIGS["random"](), tmp_path / "r").run()
     assert "RunCompleted" not in kinds(tmp_path / "r")
     assert checkpoint.read(tmp_path / "r")["round"] == 1
+    whole("random")  # measures its own baseline, unlike the resumed run
     monkeypatch.setattr("esper.env.vector_env.measure_baseline", None)
     whole.resumed("random", tmp_path / "r")
 
