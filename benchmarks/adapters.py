@@ -208,7 +208,7 @@ def _towards_orthonormal(matrix: Tensor, wide: bool) -> Tensor:
 def layers_to_adapt(host: Host) -> tuple[list[str], nn.Module]:
     """Returns the names of the linear layers before the last layer with parameters, and that one.
 
-    Raises ConfigError if there are none.
+    Raises ConfigError without any.
     """
     *before, (_, head) = layers_of(host).items()
     names = [name for name, layer in before if isinstance(layer, nn.Linear)]

@@ -37,7 +37,7 @@ def commands(page: Path) -> list[str]:
 
 
 def pages(names: list[str]) -> list[Path]:
-    """Returns the pages called ``names``, all if there are none. Raises SystemExit for an unknown one."""
+    """Returns the pages called ``names``, all of them without names. Raises SystemExit for an unknown one."""
     known = {
         path.stem: path
         for path in sorted(RESULTS.iterdir())

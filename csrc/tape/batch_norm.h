@@ -1,7 +1,7 @@
 // BatchNorm of [B, C, H, W] or [B, C], with a ReLU behind it if there is one.
 //
-// numbers: weight, bias, running mean, running variance, number of batches (an int64 tensor); each -1 if there is none;
-// whether its statistics are the running ones while others learn; whether a ReLU follows.
+// numbers: weight, bias, running mean, running variance and number of batches (an int64 tensor), -1 for a tensor that
+// the layer lacks; whether it uses its running statistics in training, too; whether a ReLU follows.
 // constants: eps, momentum (NaN: the cumulative average).
 #pragma once
 

@@ -78,7 +78,8 @@ class InstructionCheck {
     }
     bool same_shape(int64_t a, int64_t b) const { return channels(a) == channels(b) && same_positions(a, b); }
 
-    // `index` must be a tensor with so many elements, any number for -1; or none if it is optional.
+    // Requires that `index` names a tensor with this number of elements, of any size if `elements` is -1. An optional
+    // tensor may be left out with an index of -1.
     void tensor(int64_t index, int64_t elements, bool optional, Dtype other = Dtype::kFloat32) const {
         if (optional && index == -1) return;
         require(index >= 0 && index < static_cast<int64_t>(tensors_.size()), "it names a tensor that is not there");

@@ -56,8 +56,8 @@ def controller_for(
 def _inform(env: SlotVectorEnv, path: str) -> None:
     """Gives ``env`` the experience of the run at ``path``, if it is named.
 
-    Raises ConfigError if the experience is of other hosts, or if there is none in an evaluation, where nothing could be
-    planted.
+    Raises ConfigError if the experience is of other hosts, or if an evaluation has no experience, without which nothing
+    could be planted.
     """
     if not path:
         if not env.gatherer.learns and env.gatherer.given is None:

@@ -22,7 +22,7 @@ FILE = click.Path(path_type=Path)
 
 
 def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of cases, all if there are none."""
+    """Returns the names of cases, all of them without names."""
     for case in cases:
         if case in REMOVED:
             raise click.BadParameter(f"{case} is gone; use {REMOVED[case]}")
@@ -89,7 +89,7 @@ def main(
         heading = [*summary_lines(paths=False), f"Threads inside an operator: {threads}"]
         console.print("\n".join(heading), highlight=False)
         results: list[Result] = []
-        session.save(results, heading, json_file, markdown_file)  # also if there are none
+        session.save(results, heading, json_file, markdown_file)  # also without results
         for result in session.measured(loaded, args, bool(cases), console):
             results.append(result)
             session.save(results, heading, json_file, markdown_file)  # so that an interrupt loses none

@@ -37,8 +37,8 @@ def command(runs: tuple[Path, ...], out: Path | None) -> None:
 def show(run: Path, watching: bool) -> None:
     """Show the status of a run: progress, accuracy, verdict, slots, agent, time and latest events.
 
-    RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
-    shown as far as they go.
+    RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, of which the
+    tables written so far are shown.
     """
     from esper.show.read import is_comparison, open_run, saved_tables
 

@@ -43,7 +43,7 @@ class EpochKind:
     """All that determines the cost of an epoch."""
 
     occupants: tuple[Occupant | None, ...]
-    """Occupant of each site; None if there is none."""
+    """Occupant of each site; None for an empty site."""
     configurations: tuple[Configuration, ...]
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 

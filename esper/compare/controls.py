@@ -179,7 +179,7 @@ class StaticRunner(ControlRunner):
 class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
-    Raises ConfigError if the host cannot be widened: a network of one's own whose task has no ``HostFamily``.
+    Raises ConfigError if the host cannot be widened: a custom network whose task has no ``HostFamily``.
     """
 
     kind = "bigger"

@@ -1,7 +1,7 @@
 """Evaluation of a trained agent on held-out hosts: greedy and stochastic, beside the same hosts left alone.
 
-It is a comparison. A controller of a user's own plays once. The hosts may be those of the agent's own task, of another
-task, or of another width.
+The evaluation is a comparison. A custom controller plays once. The hosts may be those of the agent's own task, of
+another task, or of another width.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def evaluate_controller(
     learned on them.
 
     Args:
-        controller: a run folder, its checkpoint, a policy file, or ``pretrained``; or a controller of one's own, as
+        controller: a run folder, its checkpoint, a policy file, or ``pretrained``; or a custom controller, as
             ``path.py:function``.
         task: what hosts are trained on; None: the task that it learned on, ``digits`` for one's own controller. A
             user-defined task is code, and is never run just because a file names it: it has to be passed again.
@@ -83,7 +83,7 @@ def evaluate_controller(
 
 
 def arms_of(controller: str | SavedPolicy, config: TrainingConfig, folder: Path | str, explore: int = 0) -> list[Arm]:
-    """Returns hosts left alone, and the arms of a trained agent, or of a controller of one's own; see
+    """Returns hosts left alone, and the arms of a trained agent, or of a custom controller; see
     :func:`evaluate_controller`."""
     controllers = {ALONE: ALONE}
     if isinstance(controller, SavedPolicy):

@@ -314,7 +314,7 @@ class Summary:
 
 
 def summarise(values: Values, train_seeds: int | None = None) -> Summary:
-    """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite.
+    """Summarises ``values`` [n]. Raises ValueError without values, or for a value that is not finite.
 
     ``train_seeds``: as in :func:`compare_pairs`.
     """

@@ -119,7 +119,7 @@ class EnvConfig(Section):
     limit."""
     slots: Names | None = None
     """Slots that a run uses, of those that the task's hosts can have: names, a row ("r2"), a column ("c0") or "all";
-    None: the task's default, for tasks of one's own those that their hosts have by themselves."""
+    None: the task's default, for custom tasks the slots that their hosts have by themselves."""
     blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True
@@ -137,7 +137,7 @@ class EnvConfig(Section):
     host in the epoch in which they are planted: kept, at alpha 1, clipped together with the host, and with its weight
     decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
     would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
-    others. None: the task's default, false for tasks of one's own."""
+    others. None: the task's default, false for custom tasks."""
     baseline_episodes: Count = 8
     """Number of hosts without seeds whose mean curve is the no-growth baseline."""
     min_prune_age: Count | None = None

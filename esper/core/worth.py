@@ -128,7 +128,7 @@ class Experience:
             gains: of the committed network at the end over the no-growth baseline, by accuracy and by loss, pp [N, 2];
                 NaN if they say nothing.
             kept: what was fossilized, [N, S, B].
-            trials: the last trial of each seed, pp [N, S, B]; NaN if there is none.
+            trials: the last trial of each seed, pp [N, S, B]; NaN without a trial.
             contributions: the last contribution, likewise.
         """
         for kind, values in enumerate((trials, contributions)):

@@ -185,7 +185,7 @@ def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str
 
 
 def _not_finite(values: Tensor) -> int | None:
-    """Returns the index of the first sample with a value that is not finite; None if there is none."""
+    """Returns the index of the first sample with a value that is not finite; None if all are finite."""
     if not values.is_floating_point():
         return None
     finite = values.isfinite().reshape(len(values), -1).all(dim=1)

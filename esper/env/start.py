@@ -71,7 +71,7 @@ def recorded(config: TrainingConfig) -> TrainingConfig:
 
 
 def weights_file(start: str) -> Path:
-    """Returns the file of weights that ``task.start`` names. Raises ConfigError if there is none."""
+    """Returns the file of weights that ``task.start`` names. Raises ConfigError if the file does not exist."""
     path = Path(start).expanduser()
     candidates = [
         path,

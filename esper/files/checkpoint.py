@@ -102,7 +102,7 @@ def read(path: Path) -> State:
 def newest(folder: Path) -> CheckpointFile:
     """Returns the newest intact checkpoint in ``folder``, written with the run's config if the folder contains one.
 
-    Raises ConfigError if there is none, saying what is wrong with each file.
+    Raises ConfigError without a readable checkpoint, saying what is wrong with each file.
     """
     config = config_digest(folder) if (folder / CONFIG).exists() else None
     refused: list[str] = []

@@ -128,7 +128,7 @@ class LoopEnv(SlotVectorEnv):
     Args:
         backend: the model.
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
-            is then measured; None if there is none.
+            is then measured; None without such a loop.
         emit: receives events of what happens.
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """

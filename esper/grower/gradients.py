@@ -206,7 +206,7 @@ class Ranks:
         """Averages the gradients of ``parameters`` over the ranks, in place.
 
         A rank without a gradient, such as one that dropped the branch of a seed, counts as zeros and gets the average.
-        Where no rank has one, there is none.
+        A parameter without a gradient on any rank keeps none.
         """
         if not self.parallel:
             return

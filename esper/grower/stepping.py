@@ -62,7 +62,7 @@ def innermost(optimizer: object) -> Any:
 def unwrapped(optimizer: object) -> Optimizer:
     """Returns the torch optimizer inside ``optimizer``, which may be wrapped, or whose step may be part of another.
 
-    Raises ConfigError if there is none, or if it cannot update seeds.
+    Raises ConfigError without an optimizer, or for an optimizer that cannot update seeds.
     """
     inner = innermost(optimizer)
     if not isinstance(inner, Optimizer):

@@ -408,10 +408,10 @@ class MoreGated(nn.Module):
 
 
 def gated_of(module: nn.Module) -> Gated | None:
-    """Returns a module as a gated one; None if it is none.
+    """Returns ``module`` as a gated module; None if it is not gated.
 
-    It has two or more linear layers from its input to its units, one from them to its output, and nothing else with
-    weights. That its outputs are sums over units is tried on copies with a few random ones.
+    A gated module has two or more linear layers from its input to its units, one from them to its output, and nothing
+    else with weights. That its outputs are sums over units is tried on copies with a few random ones.
     """
     linear: dict[str, nn.Linear] = {}
     for name, child in own_children(module).items():

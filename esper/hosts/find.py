@@ -154,7 +154,7 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
 
     A stage is a part of the model whose features have one shape. No other seed lies between the layers of a widening,
     which could not merge with it. Blocks that run more often than ``most_runs`` in a pass are left out. Raises
-    ConfigError if there is none.
+    ConfigError without a site.
     """
     sites, order = _found(model, example, BLUEPRINTS)
     if most_runs is not None:
@@ -315,7 +315,7 @@ def _describe(
     samples: int | None,
     registry: BlueprintRegistry,
 ) -> FoundSite | None:
-    """Returns a place with the seeds that fit there; None if there is none."""
+    """Returns a place with the seeds that fit there; None if no seed fits."""
     fitting = registry.fitting("", place)
     site = SitePath.parse(path)
     run = runs[site.sink]

@@ -20,7 +20,7 @@ class Arguments:
     Args:
         values: tensors by the names of the model's arguments, or in the order of its positional ones.
 
-    Raises ConfigError if there are none, or they are not tensors with as many samples each.
+    Raises ConfigError without inputs, or unless they are tensors with equal numbers of samples.
     """
 
     def __init__(self, values: Mapping[str, Tensor] | tuple[Tensor, ...]) -> None:

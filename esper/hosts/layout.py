@@ -116,7 +116,7 @@ def layout_of(where: str, features: object, channels_first: bool | None, batch: 
 
 
 def require_features(where: str, h: object) -> Tensor:
-    """Returns features ``h`` as a tensor. Raises ConfigError if it is none to which a seed could add."""
+    """Returns features ``h`` as a tensor. Raises ConfigError for anything that a seed cannot add to."""
     if not isinstance(h, Tensor):
         raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
     if h.is_nested:

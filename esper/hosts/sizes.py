@@ -17,7 +17,7 @@ from esper.hosts.transformer import TransformerHost
 
 @dataclass(frozen=True)
 class HostFamily:
-    """Hosts of one kind in any width, as ``Task.build_host``, so that a network of one's own can be widened.
+    """Hosts of one kind in any width, as ``Task.build_host``, so that a custom network can be widened.
 
     Calling it makes the host of ``width``.
     """

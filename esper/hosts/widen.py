@@ -47,7 +47,7 @@ class SourceSeed:
     body: nn.Module
     alpha: float
     inside: str | None
-    """A residual seed that changes the units between the layers of the place; None if there is none."""
+    """A residual seed that changes the units between the layers of the place; None without such a seed."""
     remove: Callable[[], None]
     """Takes it out of its network."""
 

@@ -47,9 +47,9 @@ def cross_entropy(
     computed in float32. A sample is correct if ``argmax`` returns its target: the first of equal maxima, with NaN above
     all numbers.
 
-    The loss is the mean over the targets that are not ``ignore_index``, or NaN if there are none. A sample whose logits
-    have no softmax (a NaN, +inf, or only -inf) has a NaN loss, and one whose target has the logit -inf an infinite
-    loss; both count as ``not_finite`` and are included in the mean and the sum.
+    The loss is the mean over the targets that are not ``ignore_index``, or NaN without such targets. A sample whose
+    logits have no softmax (a NaN, +inf, or only -inf) has a NaN loss, a sample whose target has the logit -inf an
+    infinite loss; both count as ``not_finite`` and are included in the mean and the sum.
 
     Backward computes ``(p - target distribution) / count`` from the saved logits and two numbers per sample, so that no
     other tensor of the logits' size is saved. The logits must not be changed in place before backward. The loss can be

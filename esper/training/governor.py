@@ -117,7 +117,7 @@ class Governor:
             loss: its validation loss.
             not_finite: number of non-finite values in losses and in what makes up the committed network.
             train_loss: its mean training loss; NaN if it is not known. A host that trains better than in all recent
-                epochs, or than chance if there are none, does not diverge, whatever its validation loss is, which then
+                epochs, or than chance without such epochs, does not diverge, whatever its validation loss is. That loss
                 only stays out of the history: at high learning rates, the running statistics of batch normalisation,
                 which only validation uses, lag behind the weights.
         """

@@ -33,7 +33,7 @@ class ParameterGroup:
 
     @property
     def gradients(self) -> list[Tensor | None]:
-        """Gradients of the parameters, None where there is none."""
+        """Gradients of the parameters, None for a parameter without a gradient."""
         return [parameter.grad for parameter in self.parameters]
 
     def take_state(

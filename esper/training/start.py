@@ -259,7 +259,7 @@ def _behaviour(start: HostTraining) -> list[Tensor]:
 
 
 def _read(file: Path) -> Weights | None:
-    """Returns the weights in ``file``; None if there are none."""
+    """Returns the weights in ``file``; None for a file that cannot be read."""
     try:
         return safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError):

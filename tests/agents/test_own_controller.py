@@ -1,4 +1,4 @@
-"""Controllers of a user's own: callables and ``path.py:function``, in every place that takes a controller."""
+"""Custom controllers: callables and ``path.py:function``, in every place that takes a controller."""
 
 from __future__ import annotations
 

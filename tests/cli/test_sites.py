@@ -1,4 +1,4 @@
-"""`esper sites`: where seeds can grow in a model of one's own."""
+"""`esper sites`: where seeds can grow in a custom model."""
 
 from __future__ import annotations
 

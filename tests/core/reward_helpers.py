@@ -35,7 +35,7 @@ def transition(
     after: RewardState, before: RewardState | None = None, **values: Any
 ) -> Transition:
     given: dict[str, Any] = {
-        "before": before or state(),
+        "before": before or state(*[(SeedStage.DORMANT, 0)] * len(after.stage)),
         "after": after,
         "op": Op.WAIT,
         "succeeded": True,

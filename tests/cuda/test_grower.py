@@ -1,4 +1,4 @@
-"""A network and a loop of a user's own on a GPU: seeds are planted, trained, kept and merged where the network is."""
+"""A custom network and loop on a GPU: seeds are planted, trained, kept and merged where the network is."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def compiler() -> str:
     """The C++ compiler: ``$CXX``, or g++.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no compiler was found.
     """
     name = os.environ.get("CXX", "g++")
     if shutil.which(name) is None:

@@ -99,7 +99,7 @@ configs = st.lists(known, max_size=3).map(dict) | st.dictionaries(
 
 
 def refusal(work: Callable[[], Any]) -> str:
-    """The text of a ConfigError, empty if there is none; any other error fails the test."""
+    """The text of a ConfigError, empty without an error; any other error fails the test."""
     try:
         work()
     except ConfigError as error:

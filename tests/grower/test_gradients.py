@@ -16,7 +16,7 @@ DENSE = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
 
 
 class Own(Tensor):
-    """A subclass of a user's own, such as a DTensor."""
+    """A custom subclass, such as a DTensor."""
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ SPECIAL = {
 
 
 def find_toolkit() -> Path:
-    """The CUDA toolkit whose headers the fake runtime is compiled with. Raises SystemExit if there is none."""
+    """The CUDA toolkit whose headers the fake runtime is compiled with. Raises SystemExit without a toolkit."""
     nvcc = shutil.which("nvcc")
     homes = [Path(nvcc).resolve().parent.parent] if nvcc else []
     for home in (*homes, Path("/usr/local/cuda")):

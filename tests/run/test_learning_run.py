@@ -283,7 +283,7 @@ def test_the_comparison_teaches_the_agent_nothing(learned: Learned) -> None:
 def test_test_images_decide_nothing_while_the_agent_learns(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With other test images, all is the same until the comparison; only what is told of the best host is not."""
+    """Other test images change the comparison and the figures of the best host, and nothing before them."""
 
     def spoiled(name: str, options: DataOptions) -> Task:
         task = load_task(name, options)

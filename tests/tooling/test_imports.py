@@ -108,7 +108,7 @@ def covers(name: str, module: str) -> bool:
 
 
 def row_of(module: str) -> str | None:
-    """The most specific row for a module, given without the leading ``esper.``; None if there is none."""
+    """The most specific row for a module, given without the leading ``esper.``; None without a row."""
     rows = [row for row in ALLOWED if covers(row, module)]
     return max(rows, key=len, default=None)
 

@@ -154,7 +154,7 @@ class PolicyNetwork(nn.Module):
     features, its place (as waves), its seed, and the best seed that could be planted there. The trunk sees these
     embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to ``WAVES``
     slots; the slot and blueprint heads score the embeddings themselves. The op head also reads the embedding of the
-    best seed that may be planted now, zeros if there is none: whether it pays decides whether to plant.
+    best seed that may be planted now, zeros without such a seed: whether it pays decides whether to plant.
     """
 
     def __init__(self, spec: ActionSpec, config: PPOConfig) -> None:

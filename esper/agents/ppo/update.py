@@ -279,5 +279,5 @@ def standardize(values: Tensor, where: Tensor) -> Tensor:
 
 
 def mean_over(values: Tensor, where: Tensor) -> Tensor:
-    """Returns the mean over the marked entries; 0 if there are none."""
+    """Returns the mean over the marked entries; 0 without any."""
     return (values * where).sum() / where.sum().clamp(min=1)

@@ -201,7 +201,7 @@ class BlueprintRegistry:
         return [blueprint for (known, _), blueprint in self._table.items() if known == topology]
 
     def get(self, topology: str, name: str) -> Blueprint:
-        """Returns a blueprint. Raises ValueError listing the known names if there is none with this name."""
+        """Returns a blueprint. Raises ValueError listing the known names for an unknown name."""
         blueprint = self._table.get((topology, name))
         if blueprint is None:
             known = [other.name for other in self._of(topology)]
@@ -248,7 +248,7 @@ def choose(
 ) -> tuple[str, ...]:
     """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
 
-    Raises ConfigError listing the known names if one is unknown or given twice, or if there is none to choose.
+    Raises ConfigError listing the known names if one is unknown or given twice, or if the list is empty.
     ``where`` names the topology or task in the message; ``misfit`` returns why a name that is not ``known`` is none of
     them, or None if there is no such blueprint.
     """

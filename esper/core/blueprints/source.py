@@ -129,7 +129,7 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
 @torch.no_grad()
 def is_elementwise(layer: nn.Module) -> bool:
     """Tries whether each element of the output of ``layer`` depends on that element of its input only, as in
-    activations of any library. Layers that have weights or draw random numbers are none."""
+    activations of any library. Layers that have weights or draw random numbers are not elementwise."""
     if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
         return False
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
