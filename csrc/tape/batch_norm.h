@@ -33,21 +33,31 @@ struct BatchNorm {
     }
 };
 
-// Sums body(lanes at an offset) over all samples and positions of a channel, group by group in float64. Lanes without a
-// sample count nothing.
-template <typename Real, typename Body>
-ESPER_INLINE double channel_sum(const Machine<Real>& machine, const Value<Real>& value, int64_t channel,
-                                const Body& body) {
-    double sum = 0;
+// Sums over the samples and positions of a channel, in float64 over groups.
+struct Moments {
+    double sum = 0;      // of x - centre
+    double squares = 0;  // of its square
+};
+
+template <typename Real>
+Moments moments(const Machine<Real>& machine, const Value<Real>& value, int64_t channel, double centre) {
+    const Lanes<Real> middle = splat(static_cast<Real>(centre));
+    Moments result;
     for (int64_t g = 0; g < machine.groups; ++g) {
-        Lanes<Real> lanes = splat(Real{});
+        Lanes<Real> sums = splat(Real{}), squares = splat(Real{});
         for_rows(value, [&](int64_t offset, int64_t elements) __attribute__((always_inline)) {
-            const int64_t first = value.at(g, channel) + offset;
-            for (int64_t i = 0; i < elements; i += kLanes) lanes = lanes + body(first + i);
+            const Real* row = value.data + value.at(g, channel) + offset;
+            for (int64_t i = 0; i < elements; i += kLanes) {
+                const Lanes<Real> x = load(row + i) - middle;
+                sums = sums + x;
+                squares = fma(x, x, squares);
+            }
         });
-        sum += static_cast<double>(total(only(lanes, machine.count(g))));
+        const int64_t count = machine.count(g);
+        result.sum += total(only(sums, count));
+        result.squares += total(only(squares, count));
     }
-    return sum;
+    return result;
 }
 
 template <typename Real>
@@ -68,16 +78,11 @@ void batch_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
     for (int64_t c = 0; c < in.channels; ++c) {
         double mean, variance;
         if (of_batch) {
-            mean = channel_sum(machine, in, c,
-                               [&](int64_t at) __attribute__((always_inline)) { return load(in.data + at); }) /
-                   n;
-            const Lanes<Real> centre = splat(static_cast<Real>(mean));
-            variance = channel_sum(machine, in, c,
-                                   [&](int64_t at) __attribute__((always_inline)) {
-                                       const Lanes<Real> x = load(in.data + at) - centre;
-                                       return x * x;
-                                   }) /
-                       n;
+            // The first mean is as exact as sums of lanes are; what is left of it corrects both.
+            const double centre = static_cast<double>(static_cast<Real>(moments(machine, in, c, 0).sum / n));
+            const Moments centred = moments(machine, in, c, centre);
+            mean = centre + centred.sum / n;
+            variance = centred.squares / n - centred.sum / n * (centred.sum / n);
         } else {
             mean = static_cast<double>(machine.data(layer.mean)[c]);
             variance = static_cast<double>(machine.data(layer.variance)[c]);
@@ -98,12 +103,15 @@ void batch_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
         const Lanes<Real> centre = splat(saved[c]);
         const Lanes<Real> shift = splat(bias);
         for (int64_t g = 0; g < machine.groups; ++g) {
+            const int64_t count = machine.count(g);
             for (int64_t y = 0; y < in.height; ++y) {
                 const Real* from = in.data + in.at(g, c) + y * in.row();
                 Real* to = out.data + out.at(g, c) + y * out.row();
                 for (int64_t x = 0; x < in.width * kLanes; x += kLanes) {
                     const Lanes<Real> result = fma(load(from + x) - centre, scale, shift);
-                    store(layer.relu ? relu(result) : result, to + x);
+                    // Lanes without a sample lie far from the mean, and would grow from norm to norm until they
+                    // overflow.
+                    store(only(layer.relu ? relu(result) : result, count), to + x);
                 }
             }
         }
@@ -138,8 +146,8 @@ void batch_norm_backward(Machine<Real>& machine, const Instruction& instruction)
                     products = fma(d, load(x + i) - centre, products);
                 }
             }
-            sum += static_cast<double>(total(sums));
-            product += static_cast<double>(total(only(products, machine.count(g))));
+            sum += total(sums);
+            product += total(only(products, machine.count(g)));
         }
         if (layer.weight >= 0 && machine.gradient(layer.weight) != nullptr) {
             machine.gradient(layer.weight)[c] = static_cast<Real>(product * static_cast<double>(deviation));

@@ -315,7 +315,7 @@ void convolution_weight_gradient(Machine<Real>& machine, const Convolution& laye
                                  in.data + in.at(g, layer.depthwise ? o : i) + offset, in.plane(), in.group(),
                                  std::min(together, machine.groups - g), at, lanes);
                         for (int64_t k = 0; k < rows * columns; ++k) {
-                            sums[k] += static_cast<double>(total(load(lanes + k * kLanes)));
+                            sums[k] += total(load(lanes + k * kLanes));
                         }
                     }
                     for (int64_t k = 0; k < rows * columns; ++k) {
@@ -345,7 +345,7 @@ void convolution_backward(Machine<Real>& machine, const Instruction& instruction
                     const Real* row = out.gradient + out.at(g, c) + offset;
                     for (int64_t i = 0; i < elements; i += kLanes) lanes = lanes + load(row + i);
                 });
-                sum += static_cast<double>(total(lanes));
+                sum += total(lanes);
             }
             machine.gradient(layer.bias)[c] = static_cast<Real>(sum);
         }

@@ -150,7 +150,7 @@ void scale_backward(Machine<Real>& machine, const Instruction& instruction) {
                         products = fma(load(left + x), load(right + x), products);
                     }
                 }
-                sum += static_cast<double>(total(only(products, machine.count(g))));
+                sum += total(only(products, machine.count(g)));
             }
             result[c] = static_cast<Real>(sum);
         }

@@ -108,8 +108,8 @@ void group_norm_backward(Machine<Real>& machine, const Instruction& instruction)
                 const Lanes<Real> weight = splat(layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c]);
                 sum = fma(of_channel, weight, sum);
                 product = fma(with_input, weight, product);
-                sums[static_cast<size_t>(2 * c)] += static_cast<double>(total(of_channel));
-                sums[static_cast<size_t>(2 * c + 1)] += static_cast<double>(total(only(with_input, count)));
+                sums[static_cast<size_t>(2 * c)] += total(of_channel);
+                sums[static_cast<size_t>(2 * c + 1)] += total(only(with_input, count));
             }
             if (!in.needed) continue;
             sum = sum * share;

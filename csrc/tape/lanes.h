@@ -190,11 +190,11 @@ ESPER_INLINE Lanes<Real> only(const Lanes<Real>& a, int64_t count) {
     return load(values);
 }
 
-// The sum of all lanes, halves first.
+// The sum of all lanes in float64, halves first.
 template <typename Real>
-ESPER_INLINE Real total(const Lanes<Real>& a) {
-    Real values[kLanes];
-    store(a, values);
+ESPER_INLINE double total(const Lanes<Real>& a) {
+    double values[kLanes];
+    for (int l = 0; l < kLanes; ++l) values[l] = static_cast<double>(a.part[l / kWidth<Real>][l % kWidth<Real>]);
     for (int half = kLanes / 2; half > 0; half /= 2) {
         for (int l = 0; l < half; ++l) values[l] += values[l + half];
     }

@@ -71,23 +71,5 @@ ESPER_INLINE void give(const Lanes<Real>& gradient, bool adds, Real* at) {
     store(adds ? load(at) + gradient : gradient, at);
 }
 
-// Adds to the gradient of a value, or writes it if it is the first that is known of it: body(group, channel, y, x)
-// gives the lanes of a position.
-template <typename Real, typename Body>
-ESPER_INLINE void give_gradient(Machine<Real>& machine, Value<Real>& value, const Body& body) {
-    for (int64_t g = 0; g < machine.groups; ++g) {
-        for (int64_t c = 0; c < value.channels; ++c) {
-            Real* plane = value.gradient + value.at(g, c);
-            for (int64_t y = 0; y < value.height; ++y) {
-                for (int64_t x = 0; x < value.width; ++x) {
-                    Real* at = plane + y * value.row() + x * kLanes;
-                    give(body(g, c, y, x), value.gathered, at);
-                }
-            }
-        }
-    }
-    value.gathered = true;
-}
-
 }  // namespace
 }  // namespace esper::tape

@@ -175,6 +175,10 @@ void pass_of(const Pass& pass) {
     move_samples<Real, false>(machine, out, out.data, static_cast<Real*>(pass.output));
     if (pass.output_gradient == nullptr || !out.needed) return;
     move_samples<Real, true>(machine, out, out.gradient, static_cast<Real*>(pass.output_gradient));
+    // A parameter that the output does not depend on has a gradient of zero.
+    for (const Tensor& tensor : machine.tensors) {
+        if (tensor.gradient != nullptr) std::fill_n(static_cast<Real*>(tensor.gradient), tensor.elements, Real{});
+    }
     out.gathered = true;
     run_backward(machine);
     if (pass.input_gradient != nullptr && in.gathered) {

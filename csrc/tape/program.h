@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <set>
 #include <vector>
 
 #include "../tensors.h"
@@ -14,8 +15,8 @@ namespace esper::tape {
 class InstructionCheck {
  public:
     InstructionCheck(int64_t number, const Instruction& instruction, const int64_t* shapes, int64_t values,
-                     const std::vector<Tensor>& tensors)
-        : number_(number), i_(instruction), shapes_(shapes), values_(values), tensors_(tensors) {}
+                     const std::vector<Tensor>& tensors, std::set<int64_t>& learning)
+        : number_(number), i_(instruction), shapes_(shapes), values_(values), tensors_(tensors), learning_(learning) {}
 
     void run() const {
         require(i_.layer >= 0 && i_.layer < kLayerCount, "there is no such layer");
@@ -28,12 +29,13 @@ class InstructionCheck {
                 return convolution();
             case kBatchNorm:
                 require(same_shape(i_.input, i_.output), "a norm keeps the shape");
-                for (int t = 0; t < 4; ++t) tensor(i_.number[t], channels(i_.input), true);
-                tensor(i_.number[4], 1, true, Dtype::kOther);
+                for (int t = 0; t < 2; ++t) parameter(i_.number[t], channels(i_.input));
+                for (int t = 2; t < 4; ++t) fixed(i_.number[t], channels(i_.input));
+                if (i_.number[4] >= 0) require(tensor(i_.number[4], 1).is_count, "the number of batches is not int64");
                 return require((i_.number[2] < 0) == (i_.number[3] < 0), "running mean and variance go together");
             case kGroupNorm:
                 require(same_shape(i_.input, i_.output), "a norm keeps the shape");
-                for (int t = 0; t < 2; ++t) tensor(i_.number[t], channels(i_.input), true);
+                for (int t = 0; t < 2; ++t) parameter(i_.number[t], channels(i_.input));
                 return require(i_.number[2] > 0 && channels(i_.input) % i_.number[2] == 0,
                                "the groups do not divide the channels");
             case kMaxPool:
@@ -45,7 +47,8 @@ class InstructionCheck {
                 return require(out[0] == in[0] * in[1] * in[2] && out[1] == 1 && out[2] == 1, "it has a wrong shape");
             }
             case kScale:
-                tensor(i_.number[0], channels(i_.input), false);
+                require(i_.number[0] >= 0, "it has no weight");
+                parameter(i_.number[0], channels(i_.input));
                 break;
             case kMultiply: {
                 const bool channel = channels(i_.other) == 1 || channels(i_.other) == channels(i_.input);
@@ -57,9 +60,9 @@ class InstructionCheck {
             case kAdd:
                 require(same_shape(i_.input, i_.other), "the terms differ in shape");
                 if (i_.number[0] >= 0) {
-                    tensor(i_.number[0], -1, false);
-                    const int64_t elements = tensors_[static_cast<size_t>(i_.number[0])].elements;
-                    require(i_.number[1] >= 0 && i_.number[1] < elements, "the tensor of its factor is too short");
+                    fixed(i_.number[0], -1);
+                    require(i_.number[1] >= 0 && i_.number[1] < tensor(i_.number[0], -1).elements,
+                            "the tensor of its factor is too short");
                 }
                 break;
             default:
@@ -78,14 +81,29 @@ class InstructionCheck {
     }
     bool same_shape(int64_t a, int64_t b) const { return channels(a) == channels(b) && same_positions(a, b); }
 
-    // Requires that `index` names a tensor with this number of elements, of any size if `elements` is -1. An optional
-    // tensor may be left out with an index of -1.
-    void tensor(int64_t index, int64_t elements, bool optional, Dtype other = Dtype::kFloat32) const {
-        if (optional && index == -1) return;
-        require(index >= 0 && index < static_cast<int64_t>(tensors_.size()), "it names a tensor that is not there");
+    // The tensor `index`, which must have this number of elements; of any size if it is -1.
+    const Tensor& tensor(int64_t index, int64_t elements) const {
+        require(index < static_cast<int64_t>(tensors_.size()), "it names a tensor that is not there");
         const Tensor& tensor = tensors_[static_cast<size_t>(index)];
-        require(tensor.is_count == (other == Dtype::kOther), "a tensor has a wrong dtype");
         require(elements < 0 || tensor.elements == elements, "a tensor has a wrong size");
+        return tensor;
+    }
+    // A tensor that may learn, or -1.
+    void parameter(int64_t index, int64_t elements) const {
+        if (index == -1) return;
+        require(index >= 0, "it names a tensor that is not there");
+        const Tensor& found = tensor(index, elements);
+        require(!found.is_count, "a parameter is int64");
+        if (found.gradient == nullptr) return;
+        const bool first = learning_.insert(index).second;
+        require(first, "its parameter belongs to an earlier layer, too: gradients are written once");
+    }
+    // A tensor of numbers that no pass differentiates, or -1.
+    void fixed(int64_t index, int64_t elements) const {
+        if (index == -1) return;
+        require(index >= 0, "it names a tensor that is not there");
+        const Tensor& found = tensor(index, elements);
+        require(!found.is_count && found.gradient == nullptr, "a buffer is int64 or has a gradient");
     }
 
     // The number of windows of a kernel along an axis.
@@ -106,8 +124,9 @@ class InstructionCheck {
         require(!depthwise || (n[10] == channels(i_.input) && n[10] == channels(i_.output)),
                 "groups of several channels are not supported");
         const int64_t inputs = depthwise ? 1 : channels(i_.input);
-        tensor(n[0], channels(i_.output) * inputs * n[2] * n[3], false);
-        tensor(n[1], channels(i_.output), true);
+        require(n[0] >= 0, "it has no weight");
+        parameter(n[0], channels(i_.output) * inputs * n[2] * n[3]);
+        parameter(n[1], channels(i_.output));
     }
 
     void pool() const {
@@ -125,6 +144,7 @@ class InstructionCheck {
     const int64_t* shapes_;
     int64_t values_;
     const std::vector<Tensor>& tensors_;
+    std::set<int64_t>& learning_;  // parameters with a gradient, of this and of earlier instructions
 };
 
 // A program with the tensors of its network.
@@ -191,13 +211,14 @@ inline Program read_program(const torch::stable::Tensor& shapes, const torch::st
     }
     for (OwnedTensor& gradient : gradient_tensors) program.owned.push_back(std::move(gradient));
 
+    std::set<int64_t> learning;
     const auto* rows = static_cast<const int64_t*>(code.const_data_ptr());
     const auto* numbers = static_cast<const double*>(constants.const_data_ptr());
     for (int64_t n = 0; n < code.size(0); ++n) {
         const int64_t* row = rows + n * kNumbers;
         Instruction instruction{row[0], row[1], row[2], row[3], {}, numbers + n * kConstants};
         std::copy_n(row + 4, kNumbers - 4, instruction.number);
-        InstructionCheck(n, instruction, program.shapes, program.values, program.tensors).run();
+        InstructionCheck(n, instruction, program.shapes, program.values, program.tensors, learning).run();
         program.code.push_back(instruction);
     }
     return program;

@@ -73,6 +73,12 @@ void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
         pass.input_gradient = batch_data(*input_gradient, program, 0, samples, "the gradient of the input");
     }
     pass.samples = samples;
+    for (const Instruction& i : program.code) {
+        if (i.layer != kBatchNorm || !training || i.number[5] != 0) continue;
+        const int64_t* shape = program.shapes + 3 * i.input;
+        check(samples * shape[1] * shape[2] > 1,
+              "tape_pass_: a batch norm in training needs more than one value a channel");
+    }
     pass_of_machine()(pass, program.is_double);
 }
 

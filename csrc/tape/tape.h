@@ -31,10 +31,10 @@ constexpr int64_t kMaxTaps = 128;  // of a convolution's kernel
 // A row of the code.
 struct Instruction {
     int64_t layer;
-    int64_t input;  // numbers of values; -1: none
+    int64_t input;  // number of a value, as the following two; `other` is -1 for layers of one input
     int64_t other;
     int64_t output;
-    int64_t number[kNumbers - 4];  // what they mean stands in the layer's file
+    int64_t number[kNumbers - 4];  // explained at the top of the layer's file
     const double* constant;        // kConstants
 };
 

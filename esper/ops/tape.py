@@ -79,6 +79,15 @@ class Tape:
             self.tensors.append(tensor)
         return number
 
+    def parameter(self, parameter: Tensor | None) -> int:
+        """Returns the number of a weight or bias of the layer that is being written, -1 for None.
+
+        Raises Unsupported for a parameter that learns and belongs to an earlier layer, too: gradients are written once.
+        """
+        if parameter is not None and parameter.requires_grad and id(parameter) in self._numbers:
+            raise Unsupported("a parameter that several layers share has no compiled form")
+        return self.tensor(parameter)
+
     def emit(
         self,
         layer: str,
@@ -107,14 +116,18 @@ class Tape:
         return write(self, module, value)
 
     def add_all(self, modules: Iterable[nn.Module], value: int) -> int:
-        """Appends modules that follow one another; a ReLU behind a norm becomes a part of the norm."""
+        """Appends modules that follow one another; returns the output of the last.
+
+        A ReLU right behind a norm becomes a part of the norm: nothing else can read the value between the two.
+        """
+        column = None  # of the norm before, which says whether a ReLU follows
         for module in modules:
-            joins = type(module) is nn.ReLU and self.code and self.code[-1][3] == value
-            column = RELU_COLUMN.get(LAYERS[self.code[-1][0]]) if joins else None
-            if column is not None and not self.code[-1][column]:
+            if column is not None and type(module) is nn.ReLU:
                 self.code[-1][column] = 1
-            else:
-                value = self.add(module, value)
+                column = None
+                continue
+            value = self.add(module, value)
+            column = RELU_COLUMN.get(type(module))
         return value
 
     def program(self) -> Program:
@@ -182,8 +195,8 @@ class Program:
 Writer = Callable[[Tape, Any, int], int]
 WRITERS: dict[type[nn.Module], Writer] = {}
 """Functions that append a module of their type to a tape."""
-RELU_COLUMN = {"batch_norm": 10, "group_norm": 7}
-"""Column of a program that says whether a ReLU follows."""
+RELU_COLUMN: dict[type[nn.Module], int] = {nn.BatchNorm1d: 10, nn.BatchNorm2d: 10, nn.GroupNorm: 7}
+"""Column of a norm that says whether a ReLU follows."""
 
 
 def writes(*types: type[nn.Module]) -> Callable[[Writer], Writer]:
@@ -220,8 +233,8 @@ def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
     sizes = []
     for axis, length in enumerate(tape.shapes[value][1:]):
         sizes.append((length + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1)
-    weight = tape.tensor(module.weight)
-    bias = tape.tensor(module.bias)
+    weight = tape.parameter(module.weight)
+    bias = tape.parameter(module.bias)
     numbers = [weight, bias, *kernel, *stride, *padding, *dilation, module.groups]
     return tape.emit("convolution", value, (module.out_channels, sizes[0], sizes[1]), numbers)
 
@@ -230,15 +243,15 @@ def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
 def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
     if tape.shapes[value][1:] != (1, 1):
         raise Unsupported("a Linear over positions has no compiled form")
-    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), 1, 1, 1, 1, 0, 0, 1, 1, 1]
+    numbers = [tape.parameter(module.weight), tape.parameter(module.bias), 1, 1, 1, 1, 0, 0, 1, 1, 1]
     return tape.emit("convolution", value, (module.out_features, 1, 1), numbers)
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)
 def _batch_norm(tape: Tape, module: nn.BatchNorm2d, value: int) -> int:
     numbers = [
-        tape.tensor(module.weight),
-        tape.tensor(module.bias),
+        tape.parameter(module.weight),
+        tape.parameter(module.bias),
         tape.tensor(module.running_mean),
         tape.tensor(module.running_var),
         tape.tensor(module.num_batches_tracked),
@@ -250,7 +263,7 @@ def _batch_norm(tape: Tape, module: nn.BatchNorm2d, value: int) -> int:
 
 @writes(nn.GroupNorm)
 def _group_norm(tape: Tape, module: nn.GroupNorm, value: int) -> int:
-    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), module.num_groups]
+    numbers = [tape.parameter(module.weight), tape.parameter(module.bias), module.num_groups]
     return tape.emit("group_norm", value, tape.shapes[value], numbers, (module.eps, 0.0))
 
 
@@ -258,7 +271,7 @@ def _group_norm(tape: Tape, module: nn.GroupNorm, value: int) -> int:
 def _layer_norm(tape: Tape, module: nn.LayerNorm, value: int) -> int:
     if (*module.normalized_shape, 1, 1) != tape.shapes[value]:
         raise Unsupported("a LayerNorm over positions has no compiled form")
-    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), 1]
+    numbers = [tape.parameter(module.weight), tape.parameter(module.bias), 1]
     return tape.emit("group_norm", value, tape.shapes[value], numbers, (module.eps, 0.0))
 
 

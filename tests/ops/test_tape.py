@@ -247,6 +247,85 @@ def test_values_that_are_read_twice_gather_both_gradients() -> None:
     torch.testing.assert_close(program.gradients[0], body.weight.grad)
 
 
+def test_a_relu_joins_a_norm_only_if_nothing_reads_between() -> None:
+    norm = nn.BatchNorm2d(3).double()
+    tape = Tape((3, 4, 4))
+    between = tape.add_all([norm], 0)
+    rectified = tape.add_all([nn.ReLU()], between)
+    tape.emit("add", between, (3, 4, 4), [-1], (2.0, 0.0), other=rectified)
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    h = copy.deepcopy(norm)(x)
+    torch.testing.assert_close(tape.program().run(x), (h + 2 * h.relu()).detach())
+
+
+def test_the_variance_of_values_far_from_zero_is_exact() -> None:
+    torch.manual_seed(0)
+    network = nn.BatchNorm2d(3)
+    x = 1e4 + torch.randn(50, 3, 9, 9)
+    tape, _ = on_tape(network, (3, 9, 9))
+    tape.program().run(x)
+    exact = nn.BatchNorm2d(3).double()
+    exact(x.double())
+    torch.testing.assert_close(
+        network.running_var, exact.running_var, check_dtype=False, rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(
+        network.running_mean, exact.running_mean, check_dtype=False, rtol=1e-6, atol=0
+    )
+
+
+def test_lanes_without_a_sample_overflow_nothing() -> None:
+    """They are zero, far from the mean, and each norm of a constant would multiply them by 316."""
+    norms = [nn.BatchNorm2d(2) for _ in range(16)]
+    tape, _ = on_tape(chain(*norms, nn.Conv2d(2, 3, 3, padding=1)), (2, 4, 4))
+    program = tape.program()
+    output = program.run(torch.full((17, 2, 4, 4), 1e5), torch.ones(17, 3, 4, 4))
+    assert output.isfinite().all()
+    for gradient in program.gradients:
+        assert gradient.isfinite().all()
+
+
+def test_a_parameter_that_layers_share_is_refused_unless_it_is_frozen() -> None:
+    shared = nn.Linear(4, 4).double()
+    with pytest.raises(Unsupported, match="share"):
+        on_tape(chain(shared, nn.Tanh(), shared), (4,))
+    network = chain(shared.requires_grad_(False), nn.Tanh(), shared)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    tape, _ = on_tape(network, (4,))
+    torch.testing.assert_close(tape.program().run(x).view(3, 4), network(x))
+
+
+def test_a_program_that_writes_a_gradient_twice_is_refused() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    tape, _ = on_tape(chain(first, second), (4,))
+    tape.code[1][4] = tape.code[0][4]
+    with pytest.raises(RuntimeError, match="written once"):
+        tape.program().run(torch.zeros(2, 4))
+
+
+def test_the_gradient_of_what_the_output_does_not_depend_on_is_zero() -> None:
+    tape = Tape((4, 1, 1))
+    tape.add(nn.Linear(4, 4), 0)
+    used = tape.add(nn.Linear(4, 2), 0)
+    program = tape.program()
+    for gradient in program.gradients:
+        gradient.fill_(7)
+    program.run(torch.ones(2, 4), torch.ones(2, 2))
+    weight, bias, *rest = program.gradients
+    assert used == 2
+    assert not weight.any()
+    assert not bias.any()
+    assert all(gradient.any() for gradient in rest)
+
+
+def test_a_batch_norm_that_has_one_value_a_channel_is_refused_in_training() -> None:
+    tape, _ = on_tape(nn.BatchNorm1d(3), (3,))
+    program = tape.program()
+    with pytest.raises(RuntimeError, match="more than one value"):
+        program.run(torch.zeros(1, 3))
+    program.run(torch.zeros(1, 3), training=False)
+
+
 @pytest.mark.parametrize(
     ("layer", "word"),
     [
