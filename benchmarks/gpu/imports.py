@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-KERNELS = ("numpy", "pytest", "torch", "esper.ops")
+KERNELS = ("numpy", "pytest", "hypothesis", "torch", "esper.ops")
 
 
 def needed(kind: str) -> list[str]:

@@ -27,9 +27,8 @@ from benchmarks.gpu.runner import ROOT
 
 # Dependencies that no step imports; a test runs the imports without them.
 UNUSED = {"matplotlib"}
-TEST_PACKAGES = {
-    "pytest"
-}  # all that the tests in tests/cuda import of the extra `test`; the same test shows it
+# What the tests in tests/cuda import of the extra `test`; the same test shows it.
+TEST_PACKAGES = {"pytest", "hypothesis"}
 
 
 def required() -> list[Requirement]:

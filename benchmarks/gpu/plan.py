@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.gpu.runner import PATIENCE, ROOT, Step
 
 BUDGET = 570  # seconds that the limits of all steps add up to
-# Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
+# Tests of whole hosts in training, which need every package. The other files in tests/cuda need torch, pytest and
+# Hypothesis.
 STREAM_FILES = (
     "test_gpu_streams.py",
     "test_grower.py",

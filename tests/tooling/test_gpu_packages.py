@@ -32,7 +32,6 @@ RUNTIME = {"gymnasium", "click", "rich", "pydantic", "safetensors", "scipy", "sk
 OTHERS = {
     "matplotlib",
     "tensorboard",
-    "hypothesis",
     "pytest_benchmark",
     "sb3_contrib",
     "torchvision",
@@ -94,7 +93,7 @@ def make_wheel(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.slow
-def test_tests_of_kernels_need_nothing_but_torch_numpy_and_pytest() -> None:
+def test_tests_of_kernels_need_nothing_but_torch_numpy_pytest_and_hypothesis() -> None:
     found = collect(plan.kernel_files(), RUNTIME | OTHERS)
     assert found.returncode == 0, found.stdout + found.stderr
 
@@ -119,7 +118,7 @@ def test_packages_are_those_of_pyproject() -> None:
     assert {need.name for need in packages.required()} == (
         names - packages.UNUSED
         | {Requirement(line).name for line in build_requirements()}
-        | {"pytest"}
+        | packages.TEST_PACKAGES
     )
 
 

@@ -31,6 +31,7 @@ SUBJECTS = (
     "hosts that start from trained ones",
     "wider at once",
     "the tuned baseline",
+    "tapes",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
