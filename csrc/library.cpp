@@ -103,6 +103,31 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "tape_pass_(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
         "int[] gradient_of, Tensor input, Tensor(c!) output, Tensor? output_gradient, Tensor(d!)? input_gradient, "
         "bool training) -> ()");
+    // An epoch of training in one call: the sections of a program, each with a loss of its own (`ends`), on batches of
+    // x [N, ...] in `order`, from a `table` if they are bytes; learning rates; owners of gradients, the host first; and
+    // the arguments of grad_stats and of an optimizer. See csrc/tape/epoch.cpp.
+    const std::string epoch =
+        "(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
+        "int[] gradient_of, int[] ends, Tensor x, Tensor y, Tensor? table, Tensor(c!)? staged, Tensor order, "
+        "int batch_size, int seed, int epoch, int padding, bool flip, float label_smoothing, Tensor(d!) totals, "
+        "Tensor(e!)[] rates, float[] factors, int[] warmup_steps, int[] steps_done, Tensor(f!)[] finite, "
+        "int[] with_host, Tensor(g!) sums, int cancelled, Tensor(h!) progress, Tensor(i!) coefficients, "
+        "Tensor[] owned_gradients, int[] group_sizes, float max_norm, float exploding_norm, ";
+    m.def(("tape_epoch_sgd_" + epoch +
+           "Tensor(j!)[] params, Tensor[] grads, Tensor(k!)[] momenta, int[] group_of, Tensor[] lr, "
+           "float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) "
+           "-> ()")
+              .c_str());
+    m.def(("tape_epoch_adamw_" + epoch +
+           "Tensor(j!)[] params, Tensor[] grads, Tensor(k!)[] exp_avgs, Tensor(l!)[] exp_avg_sqs, Tensor(m!)[] steps, "
+           "int[] group_of, Tensor[] lr, float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, "
+           "float beta1, float beta2, float eps) -> ()")
+              .c_str());
+    // Sums [K, 5] and correctness uint8 [K, N] of samples x [N, ...] for several outputs of a program.
+    m.def(
+        "tape_scores_(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor[] gradients, "
+        "int[] gradient_of, int[] ends, int[] outputs, Tensor x, Tensor y, Tensor(b!) sums, Tensor(c!) correct, "
+        "int batch_size) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

@@ -7,6 +7,7 @@
 #include "../adamw_arguments.h"
 #include "elements.h"
 #include "simd.h"
+#include "step.h"
 
 namespace esper::adamw {
 namespace {
@@ -40,8 +41,9 @@ ESPER_CLONES void step_float64(const Tensor& tensor, const Factors<double>& fact
     step_elements<UnchangedElement<double>>(tensor, factors, tensor.elements);
 }
 
-void adamw_step(StableIValue* stack, uint64_t, uint64_t) {
-    const Arguments arguments = read_arguments(stack);
+}  // namespace
+
+void step_all(const Arguments& arguments) {
     for (const Tensor& tensor : arguments.tensors) {
         const optimizer::Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
         const double scale = gradient_scale(group.coefficient, arguments.scaler);
@@ -57,6 +59,12 @@ void adamw_step(StableIValue* stack, uint64_t, uint64_t) {
             step_bfloat16(tensor, rounded<float>(factors));
         }
     }
+}
+
+namespace {
+
+void adamw_step(StableIValue* stack, uint64_t, uint64_t) {
+    step_all(read_arguments(stack));
 }
 
 }  // namespace

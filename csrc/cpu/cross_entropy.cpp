@@ -13,6 +13,7 @@
 
 #include "cross_entropy_rows.h"
 #include "parallel.h"
+#include "step.h"
 
 namespace esper::cross_entropy {
 namespace {
@@ -113,27 +114,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, c
     return {out.loss, out.correct, out.stats, out.normaliser};
 }
 
+// Writes the gradient of grad_loss times the mean loss of `count` rows, whose normaliser [N, 2] is given.
+void backward(const Problem& problem, double grad_loss, double count, const void* normaliser, void* gradient) {
+    if (problem.is_double()) {
+        const auto scale = gradient_scale<double>(grad_loss, count, problem.classes, problem.smoothing);
+        for_tiles(problem, [&](int64_t, int64_t first, int64_t rows) {
+            backward_float64(problem, static_cast<const double*>(normaliser), scale, first, rows,
+                             static_cast<double*>(gradient));
+        });
+        return;
+    }
+    const auto scale = gradient_scale<float>(grad_loss, count, problem.classes, problem.smoothing);
+    const auto* pairs = static_cast<const float*>(normaliser);
+    for_tiles(problem, [&](int64_t, int64_t first, int64_t rows) {
+        backward_rows(problem, pairs, scale, first, rows, gradient);
+    });
+}
+
 Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& targets,
                               const Tensor& normaliser, const Tensor& stats, int64_t ignore_index,
                               double label_smoothing) {
     const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
     const Saved saved = read_saved(problem, grad_loss, normaliser, stats);
     Tensor gradient = torch::stable::empty_like(problem.held_logits);
-    void* data = gradient.mutable_data_ptr();
-    if (problem.is_double()) {
-        const auto scale = gradient_scale<double>(*static_cast<const double*>(saved.grad_loss), saved.stats[kCount],
-                                                  problem.classes, label_smoothing);
-        for_tiles(problem, [&](int64_t, int64_t first, int64_t rows) {
-            backward_float64(problem, static_cast<const double*>(saved.normaliser), scale, first, rows,
-                             static_cast<double*>(data));
-        });
-        return gradient;
-    }
-    const auto scale = gradient_scale<float>(static_cast<double>(*static_cast<const float*>(saved.grad_loss)),
-                                             saved.stats[kCount], problem.classes, label_smoothing);
-    const auto* pairs = static_cast<const float*>(saved.normaliser);
-    for_tiles(problem,
-              [&](int64_t, int64_t first, int64_t rows) { backward_rows(problem, pairs, scale, first, rows, data); });
+    const double factor = problem.is_double() ? *static_cast<const double*>(saved.grad_loss)
+                                              : static_cast<double>(*static_cast<const float*>(saved.grad_loss));
+    backward(problem, factor, saved.stats[kCount], saved.normaliser, gradient.mutable_data_ptr());
     return gradient;
 }
 
@@ -153,6 +159,21 @@ void cross_entropy_into(const Tensor& logits, const Tensor& targets, const Tenso
         results.counts[b] = static_cast<int16_t>(count);
     }
 }
+
+}  // namespace
+
+void measure(const Rows& rows, bool is_double, double* sums, uint8_t* correct, void* gradient) {
+    Problem problem{};
+    static_cast<Rows&>(problem) = rows;
+    problem.dtype = is_double ? ScalarType::Double : ScalarType::Float;
+    const size_t size = is_double ? sizeof(double) : sizeof(float);
+    std::vector<char> normaliser(gradient == nullptr ? 0 : static_cast<size_t>(2 * rows.rows) * size);
+    const Totals totals = forward(problem, correct, gradient == nullptr ? nullptr : normaliser.data());
+    if (sums != nullptr) accumulate(totals, sums);
+    if (gradient != nullptr) backward(problem, 1, totals.count, normaliser.data(), gradient);
+}
+
+namespace {
 
 void accumulate_(const Tensor& block, int64_t env, int64_t configuration, const Tensor& stats) {
     const double* from = stats_row(stats);

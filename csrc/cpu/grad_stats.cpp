@@ -9,6 +9,7 @@
 #include "../grad_stats_arguments.h"
 #include "parallel.h"
 #include "simd.h"
+#include "step.h"
 
 namespace esper::grad_stats {
 namespace {
@@ -169,6 +170,8 @@ std::vector<Totals> all_blocks(const std::vector<Gradient>& gradients) {
     return blocks;
 }
 
+}  // namespace
+
 void compute(const Arguments& arguments, double* fields, double* norms) {
     const std::vector<Totals> blocks = all_blocks(arguments.gradients);
     size_t n = 0, b = 0;
@@ -183,6 +186,8 @@ void compute(const Arguments& arguments, double* fields, double* norms) {
         write_fields(group, arguments.max_norm, fields + g * kFieldCount);
     }
 }
+
+namespace {
 
 void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack, nullptr);

@@ -7,6 +7,7 @@
 #include "../sgd_arguments.h"
 #include "elements.h"
 #include "simd.h"
+#include "step.h"
 
 namespace esper::sgd {
 namespace {
@@ -51,8 +52,9 @@ Factors<T> factors_of(const Arguments& arguments, const optimizer::Group& group,
                       static_cast<T>(arguments.momentum), arguments.nesterov};
 }
 
-void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
-    const Arguments arguments = read_arguments(stack);
+}  // namespace
+
+void step_all(const Arguments& arguments) {
     for (const Tensor& tensor : arguments.tensors) {
         const optimizer::Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
         const double scale = gradient_scale(group.coefficient, arguments.scaler);
@@ -65,6 +67,12 @@ void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
             step_bfloat16(tensor, factors_of<float>(arguments, group, scale));
         }
     }
+}
+
+namespace {
+
+void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
+    step_all(read_arguments(stack));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "../stage_batch_arguments.h"
 #include "parallel.h"
+#include "step.h"
 
 namespace esper::stage_batch {
 namespace {
@@ -64,16 +65,22 @@ void stage_all(const Images& problem, const int64_t* indices) {
     });
 }
 
-void stage_images(const Tensor& images, const Tensor& indices, const Tensor& table,
-                  const std::optional<Tensor>& targets, int64_t seed, int64_t epoch, int64_t first,
-                  const std::optional<Tensor>& cursor, int64_t padding, bool flip, const Tensor& out,
-                  const std::optional<Tensor>& targets_out) {
-    const Images problem =
-        read_images(images, indices, table, targets, seed, epoch, first, cursor, padding, flip, out, targets_out);
+}  // namespace
+
+void stage(const Images& problem) {
     const int64_t* chosen = checked_indices("stage_images", problem.selection);
     for_images(problem, [&](auto type, auto channels) {
         stage_all<decltype(type), decltype(channels)::value>(problem, chosen);
     });
+}
+
+namespace {
+
+void stage_images(const Tensor& images, const Tensor& indices, const Tensor& table,
+                  const std::optional<Tensor>& targets, int64_t seed, int64_t epoch, int64_t first,
+                  const std::optional<Tensor>& cursor, int64_t padding, bool flip, const Tensor& out,
+                  const std::optional<Tensor>& targets_out) {
+    stage(read_images(images, indices, table, targets, seed, epoch, first, cursor, padding, flip, out, targets_out));
 }
 
 template <typename Token>

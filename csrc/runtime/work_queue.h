@@ -111,6 +111,7 @@ class WorkQueue {
         drop_rest();
     }
     bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+    const std::atomic<bool>* cancelled_flag() const { return &cancelled_; }
     // Cancels, and ends all workers.
     void close() {
         const std::lock_guard lock(mutex_);

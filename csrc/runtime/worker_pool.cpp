@@ -254,6 +254,7 @@ class WorkerPool {
         state_->queue.cancel();
     }
     bool cancelled() const { return state_->queue.cancelled(); }
+    int64_t cancelled_address() const { return reinterpret_cast<int64_t>(state_->queue.cancelled_flag()); }
     void close() {
         if (state_->from_another_process()) return;
         if (own_pool == state_.get()) throw std::runtime_error("a task must not close its own pool");
@@ -324,6 +325,8 @@ Raises RuntimeError for a closed pool, and in a task of the same pool.)")
         .def("cancel", &WorkerPool::cancel,
              "Start no more tasks of the current run, and set `cancelled` for running ones. From any thread.")
         .def_property_readonly("cancelled", &WorkerPool::cancelled, "Whether the current run was cancelled.")
+        .def_property_readonly("cancelled_address", &WorkerPool::cancelled_address,
+                               "Where the bool `cancelled` lies in memory, for operators; valid while the pool lives.")
         .def("close", &WorkerPool::close, "Cancel, wait for running tasks and end the threads; may be called again.")
         .def_property_readonly("closed", &WorkerPool::closed, "Whether `close` was called.")
         .def_property_readonly("count", &WorkerPool::count, "Number of workers.")

@@ -12,6 +12,6 @@
 
 #include "passes.h"
 
-void esper::tape::pass_default(const Pass& pass, bool is_double) {
-    pass_on(pass, is_double);
+esper::tape::Runner* esper::tape::make_runner_default(const Network& network, bool is_double) {
+    return make_runner(network, is_double);
 }

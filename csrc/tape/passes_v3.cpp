@@ -17,7 +17,7 @@
 
 #include "passes.h"
 
-void esper::tape::pass_v3(const Pass& pass, bool is_double) {
-    pass_on(pass, is_double);
+esper::tape::Runner* esper::tape::make_runner_v3(const Network& network, bool is_double) {
+    return make_runner(network, is_double);
 }
 #endif

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -22,7 +23,7 @@ class InstructionCheck {
         require(i_.layer >= 0 && i_.layer < kLayerCount, "there is no such layer");
         require(i_.output == number_ + 1 && i_.output < values_, "its output must be the next value");
         require(i_.input >= 0 && i_.input < i_.output, "its input must be an earlier value");
-        const bool pair = i_.layer == kMultiply || i_.layer == kAdd;
+        const bool pair = i_.layer == kMultiply || i_.layer == kAdd || i_.layer == kPassThrough;
         require(pair ? i_.other >= 0 && i_.other < i_.output : i_.other == -1, "it has a wrong second input");
         switch (i_.layer) {
             case kConvolution:
@@ -65,6 +66,12 @@ class InstructionCheck {
                             "the tensor of its factor is too short");
                 }
                 break;
+            case kGuard:
+                require(i_.number[0] >= 0 && tensor(i_.number[0], 1).is_flag, "it has no flag");
+                break;
+            case kPassThrough:
+                require(same_shape(i_.input, i_.other), "the features and the delta differ in shape");
+                break;
             default:
                 break;
         }
@@ -93,7 +100,7 @@ class InstructionCheck {
         if (index == -1) return;
         require(index >= 0, "it names a tensor that is not there");
         const Tensor& found = tensor(index, elements);
-        require(!found.is_count, "a parameter is int64");
+        require(!found.is_count && !found.is_flag, "a parameter is not of numbers");
         if (found.gradient == nullptr) return;
         const bool first = learning_.insert(index).second;
         require(first, "its parameter belongs to an earlier layer, too: gradients are written once");
@@ -103,7 +110,8 @@ class InstructionCheck {
         if (index == -1) return;
         require(index >= 0, "it names a tensor that is not there");
         const Tensor& found = tensor(index, elements);
-        require(!found.is_count && found.gradient == nullptr, "a buffer is int64 or has a gradient");
+        require(!found.is_count && !found.is_flag && found.gradient == nullptr,
+                "a buffer is not of numbers, or has a gradient");
     }
 
     // The number of windows of a kernel along an axis.
@@ -152,13 +160,16 @@ struct Program {
     std::vector<Instruction> code;
     std::vector<Tensor> tensors;
     std::vector<OwnedTensor> owned;
+    std::vector<torch::stable::Tensor> held;
+    std::vector<int64_t> ends;  // of sections, as in Network
     const int64_t* shapes = nullptr;
     int64_t values = 0;
     bool is_double = false;
+    bool has_numbers = false;  // whether a tensor says what `is_double` is
 };
 
 // Reads (shapes int64 [V, 3], code int64 [N, 16], constants float64 [N, 2]), and the network's `tensors`, all float32
-// or all float64 but for counts of batches, with their gradients by `gradient_of`, -1 for those that do not learn.
+// or all float64 but for counts and flags, with their gradients by `gradient_of`, -1 for those that do not learn.
 inline Program read_program(const torch::stable::Tensor& shapes, const torch::stable::Tensor& code,
                             const torch::stable::Tensor& constants, const OwnedList& tensors,
                             const OwnedList& gradients, const OwnedList& gradient_of) {
@@ -184,10 +195,12 @@ inline Program read_program(const torch::stable::Tensor& shapes, const torch::st
         const Dtype dtype = dtype_of(owned.get());
         Tensor tensor{};
         tensor.is_count = dtype_code(owned.get()) == aoti_torch_dtype_int64();
-        check(tensor.is_count || dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64,
+        tensor.is_flag = dtype_code(owned.get()) == aoti_torch_dtype_bool();
+        check(tensor.is_count || tensor.is_flag || dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64,
               "tape: tensors must be float32 or float64");
-        if (!tensor.is_count) {
-            if (program.owned.empty()) program.is_double = dtype == Dtype::kFloat64;
+        if (!tensor.is_count && !tensor.is_flag) {
+            if (!program.has_numbers) program.is_double = dtype == Dtype::kFloat64;
+            program.has_numbers = true;
             check(program.is_double == (dtype == Dtype::kFloat64), "tape: tensors must have one dtype");
         }
         const Layout layout(owned.get());
@@ -221,7 +234,34 @@ inline Program read_program(const torch::stable::Tensor& shapes, const torch::st
         InstructionCheck(n, instruction, program.shapes, program.values, program.tensors, learning).run();
         program.code.push_back(instruction);
     }
+    program.ends.push_back(code.size(0));
     return program;
 }
+
+// Cuts a program into sections, see Network.
+inline void read_sections(Program& program, const OwnedList& ends) {
+    const auto instructions = static_cast<int64_t>(program.code.size());
+    program.ends.clear();
+    for (int64_t s = 0; s < list_size(ends); ++s) {
+        const auto end = torch::stable::detail::to<int64_t>(list_item(ends, s));
+        check(end > (s == 0 ? 0 : program.ends.back()) && end <= instructions, "tape: section ", s, " is empty");
+        program.ends.push_back(end);
+    }
+    check(!program.ends.empty() && program.ends.back() == instructions, "tape: the sections have no end");
+    // Memory that sections share is not read by others.
+    for (size_t s = 1; s < program.ends.size(); ++s) {
+        for (int64_t n = program.ends[s - 1]; n < program.ends[s]; ++n) {
+            for (const int64_t value :
+                 {program.code[static_cast<size_t>(n)].input, program.code[static_cast<size_t>(n)].other}) {
+                check(value <= program.ends[0] || value > program.ends[s - 1], "tape: instruction ", n,
+                      " reads a value of another section than its own or the first");
+            }
+        }
+    }
+}
+
+// The runner of a program for this machine, for batches of up to `samples`.
+std::unique_ptr<Runner> make_runner(const Program& program, int64_t samples, bool training, bool backward,
+                                    bool input_gradient);
 
 }  // namespace esper::tape

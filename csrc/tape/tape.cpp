@@ -1,4 +1,4 @@
-// The operator that runs a tape on the CPU.
+// The operator that runs a batch through a tape on the CPU, and the runners of this machine.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -7,20 +7,48 @@
 #include "program.h"
 
 namespace esper::tape {
+
+Runner::~Runner() = default;
+
 namespace {
 
-// The pass for the machine that this process is on.
-auto pass_of_machine() {
+auto maker_of_machine() {
 #if defined(ESPER_CPU_LEVELS)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-        return pass_v4;
+        return make_runner_v4;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return pass_v3;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return make_runner_v3;
 #endif
-    return pass_default;
+    return make_runner_default;
 }
+
+}  // namespace
+
+std::unique_ptr<Runner> make_runner(const Program& program, int64_t samples, bool training, bool backward,
+                                    bool input_gradient) {
+    for (const Instruction& i : program.code) {
+        if (i.layer != kBatchNorm || !training || i.number[5] != 0) continue;
+        const int64_t* shape = program.shapes + 3 * i.input;
+        check(samples * shape[1] * shape[2] > 1, "tape: a batch norm in training needs more than one value a channel");
+    }
+    Network network{};
+    network.code = program.code.data();
+    network.ends = program.ends.data();
+    network.sections = static_cast<int64_t>(program.ends.size());
+    network.shapes = program.shapes;
+    network.value_count = program.values;
+    network.tensors = program.tensors.data();
+    network.tensor_count = static_cast<int64_t>(program.tensors.size());
+    network.samples = samples;
+    network.training = training;
+    network.backward = backward;
+    network.input_gradient = input_gradient;
+    return std::unique_ptr<Runner>(maker_of_machine()(network, program.is_double));
+}
+
+namespace {
 
 // The numbers of a batch [B, ...] of a value; `samples` is B, or -1 if it is not known yet.
 void* batch_data(const torch::stable::Tensor& tensor, const Program& program, int64_t value, int64_t& samples,
@@ -53,33 +81,29 @@ void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
     const bool training = to<bool>(stack[10]);
 
     Program program = read_program(shapes, code, constants, tensors, gradients, gradient_of);
-    if (program.tensors.empty()) program.is_double = dtype_of(input.get()) == Dtype::kFloat64;
+    if (!program.has_numbers) program.is_double = dtype_of(input.get()) == Dtype::kFloat64;
+    const int64_t last = program.values - 1;
     int64_t samples = -1;
-    Pass pass{};
-    pass.code = program.code.data();
-    pass.instructions = static_cast<int64_t>(program.code.size());
-    pass.shapes = program.shapes;
-    pass.value_count = program.values;
-    pass.tensors = program.tensors.data();
-    pass.tensor_count = static_cast<int64_t>(program.tensors.size());
-    pass.training = training;
-    pass.input = batch_data(input, program, 0, samples, "the input");
-    pass.output = batch_data(output, program, program.values - 1, samples, "the output");
-    if (output_gradient) {
-        pass.output_gradient =
-            batch_data(*output_gradient, program, program.values - 1, samples, "the gradient of the output");
-    }
-    if (input_gradient) {
-        pass.input_gradient = batch_data(*input_gradient, program, 0, samples, "the gradient of the input");
-    }
-    pass.samples = samples;
-    for (const Instruction& i : program.code) {
-        if (i.layer != kBatchNorm || !training || i.number[5] != 0) continue;
-        const int64_t* shape = program.shapes + 3 * i.input;
-        check(samples * shape[1] * shape[2] > 1,
-              "tape_pass_: a batch norm in training needs more than one value a channel");
-    }
-    pass_of_machine()(pass, program.is_double);
+    const int64_t* shape = program.shapes;
+    const Samples batch{batch_data(input, program, 0, samples, "the input"),
+                        nullptr,
+                        {shape[0] * shape[1] * shape[2], shape[1] * shape[2], shape[2], 1}};
+    void* const result = batch_data(output, program, last, samples, "the output");
+    const void* gradient = nullptr;
+    void* gradient_of_input = nullptr;
+    if (output_gradient) gradient = batch_data(*output_gradient, program, last, samples, "the gradient of the output");
+    if (input_gradient)
+        gradient_of_input = batch_data(*input_gradient, program, 0, samples, "the gradient of the input");
+    check(last == static_cast<int64_t>(program.code.size()), "tape_pass_: the last value is not the output");
+
+    const std::unique_ptr<Runner> runner =
+        make_runner(program, samples, training, gradient != nullptr, gradient_of_input != nullptr);
+    runner->load(batch, samples);
+    if (last > 0) runner->forward(0);
+    runner->read(last, result);
+    if (gradient == nullptr || !runner->learns(0)) return;
+    runner->backward(0, gradient);
+    if (gradient_of_input != nullptr) runner->read_input_gradient(gradient_of_input);
 }
 
 }  // namespace

@@ -18,9 +18,12 @@ enum Layer : int64_t {
     kMaxPool,
     kAveragePool,
     kFlatten,
-    kScale,     // each channel by a parameter
-    kMultiply,  // by another value, of each element, channel or sample
-    kAdd,       // a factor times another value, the factor a number in memory or constant
+    kScale,        // each channel by a parameter
+    kMultiply,     // by another value, of each element, channel or sample
+    kAdd,          // a factor times another value, the factor a number in memory or constant
+    kDetach,       // the same numbers, through which no gradient passes
+    kGuard,        // the same numbers, or zeros once they have not been finite
+    kPassThrough,  // the same numbers, whose gradient another value learns from
     kLayerCount,
 };
 
@@ -44,7 +47,8 @@ struct Tensor {
     void* gradient;      // null if it does not learn
     int64_t strides[4];  // of its dimensions, and of those of the gradient
     int64_t elements;
-    bool is_count;  // an int64 tensor
+    bool is_count;  // int64
+    bool is_flag;   // bool
 };
 
 }  // namespace esper::tape

@@ -60,12 +60,13 @@ class RunConfig(Section):
     device: str = "cpu"
     """Device of the hosts: cpu, cuda, cuda:0, ...; several GPUs, as cuda:0,cuda:1, are assigned to hosts in turn. auto
     stands for all GPUs of this machine, or cpu if it has none; the run records those that it took."""
-    tier: Literal["auto", "eager", "compiled", "graph"] = "auto"
-    """Execution of training steps: eager, operator by operator; compiled, with the host's segments compiled by
-    torch.compile, equal to eager up to rounding; graph, captured once as a CUDA graph and replayed without Python,
-    bit-identical to eager. auto takes graph on CUDA and eager elsewhere, but never compiled, which on a CPU takes half
-    a minute or more before the first step and made steps slower (docs/step.md). A host that cannot be compiled
-    stays eager, and the run reports the reason."""
+    tier: Literal["auto", "eager", "native", "compiled", "graph"] = "auto"
+    """Execution of training steps: eager, operator by operator; native, whole epochs in Esper's own compiled code for
+    the CPU, in float32, equal to eager up to rounding; compiled, with the host's segments compiled by torch.compile,
+    equal to eager up to rounding; graph, captured once as a CUDA graph and replayed without Python, bit-identical to
+    eager. auto takes graph on CUDA and native on the CPU, but never compiled, which on a CPU takes half a minute or
+    more before the first step and made steps slower (docs/step.md). A host that has no such form stays eager, and the
+    run reports the reason."""
     lanes: Count | None = None
     """Number of worker threads, which train one env each at a time; None: one per core that may be used. No effect on a
     GPU. Results do not depend on it."""

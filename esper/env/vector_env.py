@@ -116,8 +116,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         )
         self.baseline = baseline
         self.execution = execution
-        self._not_captured: set[str] = set()
-        """Reported reasons why steps are not captured."""
+        self._not_captured = {execution.refused}  # the run's header says so
+        """Reported reasons why work is left to PyTorch."""
         # Staging of shared batches is timed among the phases.
         if trainer.batches is not None:
             trainer.batches.spans = spans
@@ -155,7 +155,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         envs: list[int],
         rewards: Floats,
     ) -> None:
-        """Reports new reasons why steps are not captured, then the epoch of each env.
+        """Reports new reasons why work is left to PyTorch, then the epoch of each env.
 
         With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
         """
@@ -164,8 +164,8 @@ class GrowthVectorEnv(SlotVectorEnv):
                 continue
             self._not_captured.add(reason)
             self._emit(StepsNotCaptured(reason))
-            if self.config.run.tier == "graph":
-                _native.refuse_fallback("steps are queued by Python, and not captured", reason)
+            if self.config.run.tier in ("graph", "native"):
+                _native.refuse_fallback("steps are left to PyTorch", reason)
         super()._report(rules, envs, rewards)
 
     def _emit(self, event: Event) -> None:

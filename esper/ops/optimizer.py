@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import unwrap
 from itertools import combinations
 from types import MappingProxyType
@@ -144,15 +145,56 @@ def step_all(
         ValueError: different options; with a coefficient for each optimizer, different numbers of groups.
         RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
-    if not optimizers:
+    step = gathered(optimizers)
+    if step is None:
         return
+    if clip_coef is not None and len(clip_coef) != len(step.rates):
+        clip_coef = _of_groups(clip_coef, optimizers)
+    step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
+    torch.autograd.graph.increment_version(step.params)
+
+
+@dataclass(frozen=True)
+class GatheredStep:
+    """The step of many optimizers as one call of their operator."""
+
+    operator: Callable[..., None]
+    params: list[Tensor]
+    grads: list[Tensor]
+    states: list[list[Tensor]]
+    """A list of tensors for each kind of state."""
+    group_of: list[int]
+    """The group of each parameter, [N]."""
+    rates: list[Tensor]
+    """Learning rates of the groups, [G]."""
+    decays: list[float]
+    options: tuple[float, ...]
+
+    def arguments(
+        self,
+        clip_coef: Tensor | None,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of the operator, with one coefficient a group."""
+        tensors = (self.params, self.grads, *self.states, self.group_of, self.rates, self.decays)
+        return *tensors, clip_coef, grad_scale, found_inf, *self.options
+
+
+def gathered(optimizers: Sequence[FusedOptimizer]) -> GatheredStep | None:
+    """Gathers the parameters that have a gradient, with what their step needs; None without any.
+
+    Raises ValueError for different options.
+    """
+    if not optimizers:
+        return None
     kind = type(optimizers[0])
     params: list[Tensor] = []
     grads: list[Tensor] = []
     states: list[list[Tensor]] = [[] for _ in range(kind.kinds_of_state)]
-    group_of: list[int] = []  # [N]
-    rates: list[Tensor] = []  # [G]
-    decays: list[float] = []  # [G]
+    group_of: list[int] = []
+    rates: list[Tensor] = []
+    decays: list[float] = []
     options = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -171,23 +213,8 @@ def step_all(
         names = ", ".join(kind.options)
         raise ValueError(f"groups that are stepped together have one ({names}), not {sorted(options)}")
     if not params:
-        return
-
-    if clip_coef is not None and len(clip_coef) != len(rates):
-        clip_coef = _of_groups(clip_coef, optimizers)
-    kind.operator(
-        params,
-        grads,
-        *states,
-        group_of,
-        rates,
-        decays,
-        clip_coef,
-        grad_scale,
-        found_inf,
-        *options.pop(),
-    )
-    torch.autograd.graph.increment_version(params)
+        return None
+    return GatheredStep(kind.operator, params, grads, states, group_of, rates, decays, options.pop())
 
 
 def _of_groups(coef: Tensor, optimizers: Sequence[Optimizer]) -> Tensor:

@@ -7,7 +7,7 @@ keeps the network's own tensors: they are read and written in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.ops import _native
 
-_native.not_differentiable("tape_pass_", in_place=True)
+_native.not_differentiable("tape_pass_", "tape_epoch_sgd_", "tape_epoch_adamw_", "tape_scores_", in_place=True)
 
 LAYERS = (
     "convolution",
@@ -28,6 +28,9 @@ LAYERS = (
     "scale",
     "multiply",
     "add",
+    "detach",
+    "guard",
+    "pass_through",
 )
 """Kinds of layers, in the order of csrc/tape/tape.h."""
 NUMBERS = 16
@@ -49,6 +52,9 @@ ACTIVATIONS: dict[type[nn.Module], int] = {
 Shape = tuple[int, int, int]
 """Channels, height and width of a value; a vector [B, D] is (D, 1, 1)."""
 
+HARMLESS_HOOKS: set[Callable[..., Any]] = set()
+"""Forward hooks of modules that a tape may leave out."""
+
 
 class Unsupported(Exception):
     """A layer that no tape can run; the message says which, and why."""
@@ -66,27 +72,42 @@ class Tape:
         self.code: list[list[int]] = []
         self.constants: list[tuple[float, float]] = []
         self.tensors: list[Tensor] = []
-        self._numbers: dict[int, int] = {}  # by the id of a tensor
+        self.learns: list[bool] = []
+        """By tensor, whether passes backward write its gradient."""
+        self.learning: Collection[int] | None = None
+        """Ids of the only parameters that learn in the layers written next; None: all that require a gradient."""
+        self.ends: list[int] = []
+        """Numbers of instructions up to the end of each section: of a pass with an output, and a loss, of its own."""
+        self._numbers: dict[tuple[int, bool], int] = {}  # by the id of a tensor and whether it learns
 
-    def tensor(self, tensor: Tensor | None) -> int:
+    def tensor(self, tensor: Tensor | None, learns: bool = False) -> int:
         """Returns the number of a tensor of the network, -1 for None."""
         if tensor is None:
             return -1
-        number = self._numbers.get(id(tensor))
+        key = (id(tensor), learns)
+        number = self._numbers.get(key)
         if number is None:
             number = len(self.tensors)
-            self._numbers[id(tensor)] = number
+            self._numbers[key] = number
             self.tensors.append(tensor)
+            self.learns.append(learns)
         return number
+
+    def end_section(self) -> None:
+        """Ends a section with the last value as its output; the next one may read the values of the first."""
+        self.ends.append(len(self.code))
 
     def parameter(self, parameter: Tensor | None) -> int:
         """Returns the number of a weight or bias of the layer that is being written, -1 for None.
 
         Raises Unsupported for a parameter that learns and belongs to an earlier layer, too: gradients are written once.
         """
-        if parameter is not None and parameter.requires_grad and id(parameter) in self._numbers:
+        learns = isinstance(parameter, nn.Parameter) and parameter.requires_grad
+        if self.learning is not None:
+            learns = learns and id(parameter) in self.learning
+        if learns and (id(parameter), True) in self._numbers:
             raise Unsupported("a parameter that several layers share has no compiled form")
-        return self.tensor(parameter)
+        return self.tensor(parameter, learns)
 
     def emit(
         self,
@@ -108,6 +129,8 @@ class Tape:
 
     def add(self, module: nn.Module, value: int) -> int:
         """Appends a module that reads ``value``; returns its output. Raises Unsupported."""
+        if "forward" in vars(module) or _is_hooked(module):
+            raise Unsupported(f"a {type(module).__name__} with hooks has no compiled form")
         if type(module) is nn.Sequential:
             return self.add_all(module, value)
         write = WRITERS.get(type(module))
@@ -130,9 +153,67 @@ class Tape:
             column = RELU_COLUMN.get(type(module))
         return value
 
+    def plus(
+        self,
+        value: int,
+        other: int,
+        factor: float | tuple[Tensor, int] = 1.0,
+    ) -> int:
+        """Appends value + factor · other; the factor may be an element of a tensor, which each pass reads."""
+        if isinstance(factor, tuple):
+            tensor, element = factor
+            return self.emit("add", value, self.shapes[value], [self.tensor(tensor), element], other=other)
+        return self.emit("add", value, self.shapes[value], [-1], (factor, 0.0), other)
+
+    def times(self, value: int, other: int) -> int:
+        """Appends value · other; the other value may have one number for all channels, all positions or both."""
+        return self.emit("multiply", value, self.shapes[value], other=other)
+
+    def activate(self, module: nn.Module, value: int) -> int:
+        """Appends an activation, one of ``ACTIVATIONS``."""
+        return _activation(self, module, value)
+
+    def global_mean(self, value: int) -> int:
+        """Appends the mean over all positions."""
+        channels, height, width = self.shapes[value]
+        return self.emit("average_pool", value, (channels, 1, 1), [height, width, height, width, 0, 0, 0])
+
+    def detach(self, value: int) -> int:
+        """Appends the same numbers, through which no gradient passes."""
+        return self.emit("detach", value, self.shapes[value])
+
+    def guard(
+        self,
+        value: int,
+        flag: Tensor,
+        of_gradients: bool,
+        marks: bool,
+    ) -> int:
+        """Appends the same numbers, or zeros where the bool ``flag`` is False.
+
+        Args:
+            value: read by the guard.
+            flag: as it is in the pass forward, also for the gradients; with ``of_gradients``, as it is when they come.
+            of_gradients: whether the gradients are guarded, and not the numbers.
+            marks: whether what is not finite clears the flag.
+        """
+        numbers = [self.tensor(flag), int(of_gradients), int(marks)]
+        return self.emit("guard", value, self.shapes[value], numbers)
+
+    def pass_through(self, features: int, delta: int) -> int:
+        """Appends ``esper.core.blend.pass_through``."""
+        return self.emit("pass_through", features, self.shapes[features], other=delta)
+
     def program(self) -> Program:
         """Returns the finished program."""
         return Program(self)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if any(hook not in HARMLESS_HOOKS for hook in hooks):
+        return True
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 class Program:
@@ -141,6 +222,7 @@ class Program:
     Attributes:
         tensors: those of the network.
         gradients: of the tensors that learn, in the layout of the tensors; each pass backward overwrites them.
+        parameters: the tensors that learn, in the order of their gradients.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -149,13 +231,20 @@ class Program:
         self.constants = torch.tensor(tape.constants, dtype=torch.float64).view(-1, 2)
         self.tensors = [tensor.detach() for tensor in tape.tensors]
         self.gradients: list[Tensor] = []
+        self.parameters: list[Tensor] = []
         self.gradient_of: list[int] = []
-        for tensor in tape.tensors:
-            learns = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        for tensor, learns in zip(tape.tensors, tape.learns, strict=True):
             self.gradient_of.append(len(self.gradients) if learns else -1)
             if learns:
                 self.gradients.append(torch.zeros_like(tensor, requires_grad=False))
+                self.parameters.append(tensor)
+        self.ends = tape.ends or [len(tape.code)]
         self.output_shape = tape.shapes[-1]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The first arguments of all operators that run tapes."""
+        return self.shapes, self.code, self.constants, self.tensors, self.gradients, self.gradient_of
 
     def run(
         self,
@@ -177,12 +266,7 @@ class Program:
         """
         output = x.new_empty((len(x), *self.output_shape))
         torch.ops.esper.tape_pass_(
-            self.shapes,
-            self.code,
-            self.constants,
-            self.tensors,
-            self.gradients,
-            self.gradient_of,
+            *self.arguments,
             x.detach().contiguous(),
             output,
             None if output_gradient is None else output_gradient.contiguous(),
@@ -317,10 +401,9 @@ def _pool(tape: Tape, module: nn.MaxPool2d | nn.AvgPool2d, value: int) -> int:
 
 @writes(nn.AdaptiveAvgPool2d)
 def _global_mean(tape: Tape, module: nn.AdaptiveAvgPool2d, value: int) -> int:
-    channels, height, width = tape.shapes[value]
     if module.output_size not in (1, (1, 1)):
         raise Unsupported("an AdaptiveAvgPool2d to several positions has no compiled form")
-    return tape.emit("average_pool", value, (channels, 1, 1), [height, width, height, width, 0, 0, 0])
+    return tape.global_mean(value)
 
 
 @writes(nn.Flatten)

@@ -70,7 +70,7 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             warnings = [f"  warning: {warning}" for warning in event.warnings]
             return [resumed, *warnings, *_execution(event)]
         case events.StepsNotCaptured():
-            return [f"steps not captured: {event.reason}"]
+            return [f"steps left to PyTorch: {event.reason}"]
         case events.RoundCompleted():
             return [_round(event, view, eta)]
         case events.PolicyUpdated():
@@ -120,7 +120,7 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
     if event.tier is not None:
         steps = f"steps: {event.tier}{precision}"
         if event.tier_refused is not None:
-            steps += f"; the configured tier cannot be used: {event.tier_refused}"
+            steps += f"; a faster tier cannot be used: {event.tier_refused}"
         execution.append(steps)
     if event.cublas_workspace is not None:
         execution.append(f"cuBLAS workspaces: {event.cublas_workspace}")

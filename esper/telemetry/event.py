@@ -94,7 +94,7 @@ class RunResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepsNotCaptured(Event):
-    """Some steps on a GPU are queued by Python instead of launched as a graph; each reason is reported once."""
+    """Some work is left to PyTorch instead of a graph or compiled code; each reason is reported once."""
 
     reason: str
 

@@ -31,9 +31,9 @@ class Execution:
     """The execution of training steps, as a run reports it."""
 
     tier: str
-    """eager, compiled or graph."""
+    """eager, native, compiled or graph."""
     refused: str | None = None
-    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
+    """The reason that it is not the tier that the config names, or that auto would take; None if it is."""
 
 
 class HasPlace(Protocol):
@@ -74,15 +74,15 @@ class Executor(Protocol):
         """Trains every host for one epoch on data in memory. Raises the errors of :meth:`run`."""
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
-        """Captures what ``hosts`` repeat, until :meth:`release`; does nothing if nothing can be captured."""
+        """Captures what ``hosts`` repeat, or runs it in compiled code, until :meth:`release`, where it can."""
         return
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Drops what was captured for ``hosts`` and all references to them."""
+        """Drops what was made for ``hosts`` and all references to them."""
         return
 
     def reasons(self) -> dict[str, int]:
-        """The reasons why work was not captured, each with the number of pieces of work."""
+        """The reasons why work was left to PyTorch, each with the number of pieces of work."""
         return {}
 
     def cancel(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,9 @@ from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
 from esper.training.warmup import SeedRate, WarmUp
+
+if TYPE_CHECKING:
+    from esper.training.native import NativePasses
 
 MAX_CONFIGURATIONS = 256
 """Max configurations per validation pass."""
@@ -95,6 +99,8 @@ class HostTraining:
         self.pool = SeedPool()
         self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
         """Runs a repeated piece of work by key; on a GPU it may replay a CUDA graph instead."""
+        self.native: NativePasses | None = None
+        """Does epochs and validations in compiled code where it can; None: PyTorch does."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()

@@ -33,10 +33,13 @@ ALPHA, TARGET = 0, 1
 def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: False) -> None:
     """Runs floor(samples / batch) steps over a permutation of the training set; results stay on the device.
 
-    Raises Cancelled between two steps once ``cancelled()`` is True.
+    Raises Cancelled between two steps once ``cancelled()`` is True; native passes read a flag of their own.
     """
     feed = feed_of(training)
     groups = prepare_epoch(training)
+    if training.native is not None and training.native.train(groups):
+        training.epoch += 1
+        return
     for number in range(feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")

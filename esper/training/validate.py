@@ -108,10 +108,13 @@ def _evaluate_into(
     totals: EpochMetrics,
 ) -> None:
     """Evaluates into the first rows of ``totals``, with the alphas in the same rows of ``tried``."""
+    if training.native is not None and split.in_memory:
+        done = training.native.evaluate(split, configurations, _branching(configurations), totals)
+        if done:
+            return
     alphas = training.tried[: len(configurations)]  # [K, S]
     tree = _Tree(training, configurations, alphas)
     with _evaluating(training), training.arithmetic.casting():
-        objective = training.task.objective
         objective = training.task.objective
         size = training.task.evaluation_batch
         for start in range(0, len(split), size):

@@ -25,14 +25,20 @@ class WarmUp:
         """The scalar that optimizers read, float64, or float32 for AdamW; filled in place."""
         self.epoch_steps = config.task.samples_per_epoch // config.task.batch_size
         self.steps = round(epochs * self.epoch_steps)
+        self.factor = 0.0
+        """The rate of the epoch's schedule."""
+        self.done = 0
+        """Steps done before the epoch."""
         self._scheduled = torch.zeros_like(self.rate) if self.steps else self.rate
         self._done = torch.zeros_like(self.rate)  # steps
 
     def start_epoch(self, scheduled: float, epochs: int) -> None:
         """Starts an epoch at the rate of its schedule; ``epochs`` is the number of epochs done."""
+        self.factor = scheduled
+        self.done = epochs * self.epoch_steps
         self._scheduled.fill_(scheduled)
         if self.steps:
-            self._done.fill_(epochs * self.epoch_steps)
+            self._done.fill_(self.done)
 
     def step(self) -> None:
         """Sets the rate of the step that follows."""
@@ -53,9 +59,15 @@ class SeedRate(WarmUp):
 
     def __init__(self, config: HostTrainingConfig, host: WarmUp) -> None:
         super().__init__(config, config.task.seed_warmup_epochs, host.rate.device)
-        self.factor = config.task.seed_rate
+        self.share = config.task.seed_rate
+        """The seed's rate as a fraction of the host's."""
         self._host = host.rate
 
+    def start_epoch(self, scheduled: float, epochs: int) -> None:
+        """Starts an epoch; ``epochs`` is the number of epochs since the seed was planted."""
+        super().start_epoch(scheduled, epochs)
+        self.factor = self.share
+
     def step(self) -> None:
-        torch.mul(self._host, self.factor, out=self._scheduled)
+        torch.mul(self._host, self.share, out=self._scheduled)
         super().step()

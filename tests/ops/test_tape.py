@@ -93,7 +93,7 @@ def differences(network: nn.Module, x: Tensor) -> list[float]:
     pairs = [(output.view_as(expected), expected), (input_gradient, leaf.grad)]
     for mine, other in zip(network.parameters(), eager.parameters(), strict=True):
         assert other.grad is not None
-        number = program.gradient_of[tape.tensor(mine)]
+        number = program.gradient_of[tape.tensor(mine, learns=True)]
         pairs.append((program.gradients[number], other.grad))
     pairs += list(zip(network.buffers(), eager.buffers(), strict=True))
     found = []

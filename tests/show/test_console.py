@@ -157,11 +157,8 @@ def test_the_header_names_the_tier_and_why_the_configured_one_is_not_used() -> N
     why = printed(
         started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout")
     )
-    assert (
-        "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs"
-        in why
-    )
-    assert why[-1] == "steps not captured: dropout"
+    assert "steps: eager, bfloat16; a faster tier cannot be used: it [has] bugs" in why
+    assert why[-1] == "steps left to PyTorch: dropout"
     assert not any(line.startswith("steps") for line in printed(started(tier=None)))
     again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
     assert printed(again) == ["resumed after round 3/10", "steps: compiled"]

@@ -225,6 +225,6 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
             type(alpha) is float for configuration in plan for alpha in configuration
         )
         assert any(
-            "aten.addcmul.default" in operators for operators in of_workers
+            "esper.tape_scores_.default" in operators for operators in of_workers
         )  # at the place of reading
         assert len(of_workers) == 2

@@ -36,7 +36,7 @@ def _capabilities_of(device: torch.device) -> str:
         "compiled": _why_not_compiled(device),
         "graph": _why_not_captured(device),
     }
-    tiers = ["eager"]
+    tiers = ["eager", "native"] if device.type == "cpu" else ["eager"]
     missing = ""
     for tier, reason in reasons.items():
         if reason is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
@@ -12,6 +13,7 @@ from esper import _runtime
 from esper.training.execution.cores import usable_cores
 from esper.training.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
+from esper.training.native import NativePasses
 from esper.training.step import train_epoch
 
 
@@ -21,12 +23,17 @@ class WorkerExecutor(Executor):
     One worker at a time has a host, which owns everything it writes, so there are no locks. Every worker computes with
     exactly one intra-op thread, so results are bit-identical for any number of workers. The host that took longest the
     last time starts first, which shortens the wait at the end.
+
+    If it is ``native``, the passes of hosts run in compiled code where they can.
     """
 
     captures = False
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, native: bool = False) -> None:
         self.count = count or usable_cores()
+        self.native = native
+        self._adopted: list[HostTraining] = []
+        self._reasons: Counter[str] = Counter()  # of hosts that were released
         # Fewer workers than cores are not pinned: otherwise two processes with one worker each would share a core.
         pin = self.count == _runtime.physical_cores()
         self._pool = _runtime.WorkerPool(
@@ -64,6 +71,28 @@ class WorkerExecutor(Executor):
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)
+
+    def adopt(self, hosts: Iterable[HostTraining]) -> None:
+        if not self.native:
+            return
+        for training in hosts:
+            training.native = NativePasses(training, self._pool.cancelled_address)
+            self._adopted.append(training)
+
+    def release(self, hosts: Iterable[HostTraining]) -> None:
+        for training in hosts:
+            if training in self._adopted:
+                self._adopted.remove(training)
+            if training.native is not None:
+                self._reasons += training.native.reasons
+                training.native = None
+
+    def reasons(self) -> dict[str, int]:
+        total = Counter(self._reasons)
+        for training in self._adopted:
+            if training.native is not None:
+                total += training.native.reasons
+        return dict(total)
 
     def cancel(self) -> None:
         self._pool.cancel()

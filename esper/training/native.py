@@ -1,0 +1,236 @@
+"""A host's epochs and validations as single calls of compiled code, which runs them without Python and its lock.
+
+What has no compiled form raises Unsupported, and is left to PyTorch; so are streamed data, micro-batches, other formats
+than float32, and random numbers that modules draw.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.data.objective import ClassObjective
+from esper.data.split import Split
+from esper.hosts.host import kept_modes
+from esper.ops.optimizer import gathered
+from esper.ops.tape import Program, Shape, Unsupported
+from esper.training.executor import Cancelled
+from esper.training.host_training import HostTraining
+from esper.training.metrics import EpochMetrics
+from esper.training.native_program import Configuration, roles, training_tape, validation_tape
+from esper.training.rng import has_dropout
+from esper.training.seed_pool import ParameterGroup
+
+MAX_PROGRAMS = 16
+"""Programs of a host that are kept."""
+CHUNK = 128
+"""Samples of a validation that pass through the layers together."""
+
+
+class NativePasses:
+    """The native passes of one host.
+
+    Args:
+        training: the host.
+        cancelled_address: where a bool lies in memory that ends an epoch between two batches once it is true; 0: none.
+
+    Attributes:
+        reasons: why passes were left to PyTorch, each with the number of epochs and validations.
+    """
+
+    def __init__(self, training: HostTraining, cancelled_address: int = 0) -> None:
+        self.training = training
+        self.cancelled_address = cancelled_address
+        self.reasons: Counter[str] = Counter()
+        self._programs: OrderedDict[Hashable, Any] = OrderedDict()
+        self._progress = torch.zeros(1, dtype=torch.int64)
+
+    def obstacle(self) -> str | None:
+        """Returns the reason why the host without seeds has no native passes; None if it has."""
+        try:
+            self._check()
+            with kept_modes(self.training.host):
+                training_tape(self.training, self._shape())
+        except Unsupported as reason:
+            return str(reason)
+        return None
+
+    def train(self, groups: list[ParameterGroup]) -> bool:
+        """Trains an epoch that ``prepare_epoch`` has begun; returns False, with nothing done, if that is unsupported.
+
+        Raises Cancelled.
+        """
+        try:
+            self._check()
+            program = self._program(("training",), self._write_training)
+        except Unsupported as reason:
+            self.reasons[str(reason)] += 1
+            return False
+        self._train(program, groups)
+        return True
+
+    def evaluate(
+        self,
+        split: Split,
+        configurations: list[Configuration],
+        branching: Hashable,
+        totals: EpochMetrics,
+    ) -> bool:
+        """Evaluates into ``totals`` with the alphas in ``tried``; returns False, with nothing done, if unsupported."""
+        try:
+            self._check()
+            program, outputs = self._program(
+                ("validation", branching),
+                lambda: self._write_validation(configurations),
+            )
+        except Unsupported as reason:
+            self.reasons[str(reason)] += 1
+            return False
+        training = self.training
+        count = len(configurations)
+        size = training.task.evaluation_batch
+        sums = totals.stats(count)
+        for start in range(0, len(split), size):
+            stop = min(start + size, len(split))
+            torch.ops.esper.tape_scores_(
+                *program.arguments,
+                program.ends,
+                outputs,
+                split.inputs(start, stop),
+                split.y[start:stop],
+                sums,
+                totals.correct(count)[:, start:stop],
+                CHUNK,
+            )
+        return True
+
+    def _check(self) -> None:
+        """Raises Unsupported for what no layer is the reason of."""
+        training = self.training
+        feed = training.feed
+        if training.device.type != "cpu":
+            raise Unsupported("native passes are a CPU's")
+        if feed is None:
+            raise Unsupported("streamed data is read by Python")
+        if training.config.task.micro_batches > 1:
+            raise Unsupported("micro-batches are passes of PyTorch")
+        if training.arithmetic.precision != "float32":
+            raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
+        if not isinstance(training.task.objective, ClassObjective) or feed.y.dim() != 1:
+            raise Unsupported("native passes have the loss cross_entropy with one target a sample")
+        if training.host_draws_globally or training.global_seeds:
+            raise Unsupported("a module draws random numbers")
+        if any(map(has_dropout, [training.host, *training.seeds()])):
+            raise Unsupported("dropout has no compiled form")
+
+    def _shape(self) -> Shape:
+        feed = self.training.feed
+        assert feed is not None
+        x = feed.x
+        if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
+            raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
+        channels, height, width = (*x.shape[1:], 1, 1)[:3]
+        return channels, height, width
+
+    def _program(self, key: tuple[Hashable, ...], write: Any) -> Any:
+        """Returns what ``write`` made for this key and the seeds as they are. Raises Unsupported again."""
+        training = self.training
+        learns = tuple(p.requires_grad for p in training.host.parameters())
+        full = (*key, roles(training), learns, id(training.alphas))
+        found = self._programs.pop(full, None)
+        if found is None:
+            try:
+                found = write()
+            except Unsupported as reason:
+                found = reason
+        self._programs[full] = found
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        if isinstance(found, Unsupported):
+            raise found
+        return found
+
+    def _write_training(self) -> Program:
+        program = training_tape(self.training, self._shape()).program()
+        if not program.gradients:
+            raise Unsupported("nothing learns in the epoch")
+        return program
+
+    def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
+        modules = [self.training.host, *self.training.seeds()]
+        with kept_modes(*modules):
+            for module in modules:
+                module.eval()
+            tape, outputs = validation_tape(self.training, self._shape(), configurations)
+        return tape.program(), outputs
+
+    def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
+        training = self.training
+        feed = training.feed
+        assert feed is not None
+        for group in groups:
+            group.drop_gradients()
+        for parameter, gradient in zip(program.parameters, program.gradients, strict=True):
+            parameter.grad = gradient
+        owned = []
+        sizes = []
+        flags = []
+        for group in groups:
+            gradients = [gradient for gradient in group.gradients if gradient is not None]
+            owned += gradients
+            sizes.append(len(gradients))
+            if group.site is not None and group.site.planted is not None:
+                flags.append(group.site.planted.finite)
+        step = gathered([group.optimizer for group in groups])
+        assert step is not None
+        coefficients = torch.ones(len(step.rates), dtype=torch.float64)
+        rates = [training.warmup, *training.seed_rates.values()]
+        config = training.config.task
+        stats = training.gradient_stats
+        self._progress.zero_()
+        operator = torch.ops.esper.tape_epoch_sgd_
+        if config.optimizer == "adamw":
+            operator = torch.ops.esper.tape_epoch_adamw_
+        try:
+            operator(
+                *program.arguments,
+                program.ends,
+                feed.split.x,
+                feed.split.y,
+                feed.split.table,
+                None if feed.split.table is None else feed.x,
+                feed.order,
+                feed.batch_size,
+                feed.seed,
+                feed.epoch,
+                feed.augmentation.crop,
+                feed.augmentation.flip,
+                config.label_smoothing,
+                training.totals.training,
+                [rate.rate for rate in rates],
+                [rate.factor for rate in rates],
+                [rate.steps for rate in rates],
+                [rate.done for rate in rates],
+                flags,
+                [int(row == 0 or group.with_host) for row, group in enumerate(groups)],
+                stats.total,
+                self.cancelled_address,
+                self._progress,
+                coefficients,
+                owned,
+                sizes,
+                config.max_grad_norm,
+                config.exploding_norm,
+                *step.arguments(coefficients),
+            )
+        finally:
+            done = int(self._progress)
+            training.batch = min(done, max(feed.batches - 1, 0))
+            stats.batches += done
+            torch.autograd.graph.increment_version(step.params)
+        if done < feed.batches:
+            raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {done}")

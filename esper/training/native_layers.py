@@ -1,0 +1,100 @@
+"""Esper's own layers on a tape: seeds, and the layers of hosts and blueprints that torch does not have."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from esper.core.blend import ChannelScale, Seed
+from esper.core.blueprints.cnn import SqueezeExcite
+from esper.core.blueprints.source import Applied, Deeper
+from esper.core.place import SPATIAL
+from esper.core.ramps import BlendOperator
+from esper.core.site import contiguous_input
+from esper.hosts.cnn import Pooled
+from esper.ops.norm_relu_pool import NormReluPool
+from esper.ops.tape import HARMLESS_HOOKS, RELU_COLUMN, WRITERS, Tape, Unsupported, writes
+from esper.training.rng import OwnedDropout
+
+# It changes the layout of a tensor, and tapes have their own.
+HARMLESS_HOOKS.add(contiguous_input)
+
+FUNCTIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+"""Activations by the name of their function in ``torch.nn.functional``."""
+
+
+@writes(ChannelScale)
+def _scale(tape: Tape, module: ChannelScale, value: int) -> int:
+    return tape.emit("scale", value, tape.shapes[value], [tape.parameter(module.weight)])
+
+
+@writes(SqueezeExcite)
+def _squeeze_excite(tape: Tape, module: SqueezeExcite, value: int) -> int:
+    weights = tape.add(module.excite, tape.global_mean(value))
+    return tape.times(value, weights)
+
+
+@writes(Deeper)
+def _deeper(tape: Tape, module: Deeper, value: int) -> int:
+    return tape.plus(tape.add(module.blocks, value), value, -1.0)
+
+
+@writes(Applied)
+def _applied(tape: Tape, module: Applied, value: int) -> int:
+    kind = FUNCTIONS.get(module.function)
+    if kind is None:
+        raise Unsupported(f"the function {module.function} has no compiled form")
+    return tape.activate(kind(**module.options), value)
+
+
+@writes(NormReluPool)
+def _norm_relu_pool(tape: Tape, module: NormReluPool, value: int) -> int:
+    return _norm_and_pool(tape, module, value, module.pool)
+
+
+@writes(Pooled)
+def _pooled(tape: Tape, module: Pooled, value: int) -> int:
+    return _norm_and_pool(tape, module.norm, value, pool=True)
+
+
+def _norm_and_pool(
+    tape: Tape,
+    norm: NormReluPool,
+    value: int,
+    pool: bool,
+) -> int:
+    value = WRITERS[nn.BatchNorm2d](tape, norm, value)
+    tape.code[-1][RELU_COLUMN[nn.BatchNorm2d]] = 1
+    if pool:
+        value = tape.add(nn.MaxPool2d(2), value)
+    return value
+
+
+@writes(OwnedDropout)
+def _dropout(tape: Tape, module: OwnedDropout, value: int) -> int:
+    if module.training and module.p > 0:
+        raise Unsupported("dropout has no compiled form")
+    return value
+
+
+@writes(Seed)
+def _seed(tape: Tape, seed: Seed, value: int) -> int:
+    """Writes the delta of a seed, as ``Seed.forward`` computes it."""
+    if seed.order:
+        raise Unsupported("a seed for dimensions in another order has no compiled form")
+    body = tape.add(seed.body, value)
+    if seed.operator is BlendOperator.MULTIPLY:
+        return tape.times(value, tape.activate(nn.Tanh(), body))
+    if seed.gate is None:
+        return body
+    means = value
+    if seed.topology in SPATIAL:
+        means = tape.global_mean(value)
+    return tape.times(body, tape.add(seed.gate, means))

@@ -1,0 +1,474 @@
+"""Native passes beside those of PyTorch: the same numbers up to rounding, and the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.core.ramps import STYLES
+from esper.core.site import Role
+from esper.core.stage import SeedStage as S
+from esper.data.split import Split
+from esper.data.task import Augmentation, Task, resolve
+from esper.data.tasks import load_task
+from esper.hosts.cnn import CNNHost
+from esper.hosts.graft import GraftedHost, graft
+from esper.ops.tape import Unsupported
+from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Cancelled
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.native import NativePasses
+from esper.training.native_program import route_of
+from esper.training.step import train_epoch
+from esper.training.validate import all_off, evaluate
+from tests.core_helpers import digits, make_training, plant, tensors_of, tiny_config
+from tests.training.byte_images import byte_digits
+
+CLOSE = 1e-5
+SEEDS = (
+    "norm",
+    "attention",
+    "conv_small",
+    "bottleneck",
+    "depthwise",
+    "conv_light",
+    "conv_heavy",
+)
+STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
+
+
+def one(
+    optimizer: str = "sgd", incubation: str = "shadow", **task: Any
+) -> HostTraining:
+    rate = {"learning_rate": 0.01} if optimizer == "adamw" else {}
+    values = {"batch_size": 48, "optimizer": optimizer, **rate, **task}
+    return make_training(tiny_config(task=values, env={"incubation": incubation}))
+
+
+def both(make: Callable[[], HostTraining]) -> tuple[HostTraining, HostTraining]:
+    eager = make()
+    native = make()
+    native.native = NativePasses(native)
+    return eager, native
+
+
+def state_of(training: HostTraining) -> dict[str, Tensor]:
+    """All that an epoch writes."""
+    state = tensors_of(training, tuple(training.seed_groups))
+    for name, buffers in training.shadows.items():
+        for number, tensor in enumerate(buffers.tensors()):
+            state[f"shadow.{name}.{number}"] = tensor.clone()
+    for group in [training.host_group, *training.seed_groups.values()]:
+        for number, parameter in enumerate(group.parameters):
+            for name, value in group.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    state[f"{group.name}.{name}.{number}"] = value.clone()
+    for site in training.sites:
+        if site.planted is not None:
+            state[f"{site.name}.finite"] = site.planted.finite.clone()
+    state["totals"] = training.totals.training.clone()
+    state["statistics"] = training.gradient_stats.total.clone()
+    state["rate"] = training.rate.clone()
+    return state
+
+
+def check_alike(
+    eager: HostTraining, native: HostTraining, tolerance: float = CLOSE
+) -> None:
+    assert native.native is not None
+    assert native.native.reasons == {}
+    expected = state_of(eager)
+    found = state_of(native)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name],
+            tensor,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+    assert (eager.epoch, eager.gradient_stats.batches) == (
+        native.epoch,
+        native.gradient_stats.batches,
+    )
+
+
+def check_validation(
+    eager: HostTraining, native: HostTraining, tolerance: float = 1e-4
+) -> None:
+    on = [site.seed is not None for site in eager.sites]
+    configurations = [
+        all_off(eager),
+        tuple(0.7 if planted else 0.0 for planted in on),
+        tuple(
+            0.4 if planted and number % 2 else 0.0 for number, planted in enumerate(on)
+        ),
+    ]
+    configurations = list(dict.fromkeys(configurations))
+    expected = evaluate(eager, eager.task.validation, configurations)
+    found = evaluate(native, native.task.validation, configurations)
+    torch.testing.assert_close(
+        found.stats, expected.stats, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    different = (found.correct != expected.correct).double().mean()
+    assert different < 0.01  # a tie by rounding
+    assert native.native is not None
+    assert native.native.reasons == {}
+
+
+def cases() -> Iterator[Any]:
+    styles = list(STYLES)
+    for number, (blueprint, style) in enumerate(product(SEEDS, styles)):
+        # Every blueprint in every style; stages, optimizers and ways to incubate in turn.
+        stage = STAGES[number % 3]
+        optimizer = ("sgd", "adamw")[number // 3 % 2]
+        incubation = ("shadow", "ste")[number // 2 % 2]
+        yield pytest.param(
+            blueprint,
+            style,
+            stage,
+            optimizer,
+            incubation,
+            id=f"{blueprint} {style} {stage.name} {optimizer} {incubation}",
+        )
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "style", "stage", "optimizer", "incubation"), list(cases())
+)
+def test_an_epoch_and_a_validation_are_those_of_pytorch(
+    blueprint: str,
+    style: str,
+    stage: S,
+    optimizer: str,
+    incubation: str,
+) -> None:
+    def make() -> HostTraining:
+        training = one(optimizer, incubation)
+        plant(training, "r0c0", blueprint, style, stage, target=0.7)
+        return training
+
+    eager, native = both(make)
+    train_epoch(eager)
+    train_epoch(native)
+    check_alike(eager, native)
+    check_validation(eager, native)
+
+
+def of_task(of: Task, **sections: dict[str, Any]) -> HostTraining:
+    config = resolve(tiny_config(**sections), of)
+    training = HostTraining(0, of, config, make_metrics(1, torch.device("cpu"))[0])
+    training.reset(0, 0)
+    return training
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_seeds_in_many_slots_and_widenings_learn_side_by_side(
+    optimizer: str, incubation: str
+) -> None:
+    def make() -> HostTraining:
+        rate = {"learning_rate": 0.01} if optimizer == "adamw" else {}
+        training = of_task(
+            digits(),
+            env={"slots": ["all"], "incubation": incubation, "at_once": True},
+            task={
+                "batch_size": 48,
+                "optimizer": optimizer,
+                "label_smoothing": 0.1,
+                **rate,
+            },
+        )
+        plant(training, "r0c0", "conv_light", "LINEAR_ADD", S.TRAINING, 0.7)
+        plant(training, "r2c0", "widen_half", "LINEAR_ADD", S.TRAINING, 1.0)
+        plant(training, "r1c0", "norm", "GATED_GATE", S.BLENDING, 0.3)
+        plant(training, "r0c1", "bottleneck", "LINEAR_MULTIPLY", S.FOSSILIZED, 0.5)
+        plant(training, "r2c1", "widen_whole", "LINEAR_ADD", S.BLENDING, 0.5)
+        return training
+
+    eager, native = both(make)
+    for _ in range(2):
+        train_epoch(eager)
+        train_epoch(native)
+    check_alike(eager, native, 1e-4)
+    check_validation(eager, native, 1e-3)
+
+
+TASKS: dict[str, Callable[[], HostTraining]] = {
+    "images in bytes, fused blocks": lambda: of_task(byte_digits()),
+    "cropped and mirrored": lambda: of_task(
+        byte_digits(16, channels=3, augmentation=Augmentation(crop=2, flip=True))
+    ),
+    "a table": lambda: of_task(load_task("digits_table")),
+    "28 by 28": lambda: of_task(images(28)),
+    "9 by 9": lambda: of_task(images(9)),
+    "a frozen body": lambda: one(freeze="body"),
+    "seeds with a rate of their own": lambda: one(
+        seed_rate=0.5, seed_warmup_epochs=1.5, warmup_epochs=0.7
+    ),
+    "seeds with AdamW's": lambda: one("adamw", seed_rate=0.5, warmup_epochs=0.7),
+    "a batch of 17": lambda: one(batch_size=17),
+    "without momentum": lambda: one(momentum=0.0),
+    "with decay": lambda: one(weight_decay=0.01),
+}
+
+
+def images(side: int) -> Task:
+    """Digits on a larger sheet, for three blocks whose pools leave a row over."""
+    parts = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(digits(), name)
+        x = nn.functional.pad(split.x, (0, side - 8, 0, side - 8))
+        parts[name] = Split(x[:96], split.y[:96])
+    return replace(
+        digits(), build_host=lambda: CNNHost(1, 10, base=4, blocks=3), **parts
+    )
+
+
+IN_FLOAT64 = ("28 by 28", "9 by 9")
+"""Tasks whose many equal pixels make ties, which rounding decides."""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_data_rates_and_frozen_layers_are_those_of_pytorch(name: str) -> None:
+    def make() -> HostTraining:
+        training = TASKS[name]()
+        for site, stage in zip(training.sites, (S.TRAINING, S.BLENDING), strict=False):
+            blueprint = "widen_half" if site.place.has_source else "norm"
+            plant(training, site.name, blueprint, stage=stage, target=0.6)
+        if name in IN_FLOAT64:
+            return doubled(training)
+        return training
+
+    eager, native = both(make)
+    for _ in range(2):
+        train_epoch(eager)
+        train_epoch(native)
+    if name in IN_FLOAT64:
+        check_alike(eager, native, 1e-9)
+        return
+    check_alike(eager, native, 1e-4)
+    check_validation(eager, native, 1e-3)
+
+
+def doubled(training: HostTraining) -> HostTraining:
+    """The host in float64, as no task has it."""
+    for module in [training.host, *training.seeds()]:
+        module.double()
+    for name in ("alphas", "tried"):
+        setattr(training, name, getattr(training, name).double())
+    training.shadows.clear()
+    training.pool.shadows.clear()
+    for group in [training.host_group, *training.seed_groups.values()]:
+        group.optimizer.state.clear()
+        group.optimizer.zero_state()
+    feed = training.feed
+    assert feed is not None
+    feed.split = Split(feed.split.x.double(), feed.split.y)
+    feed.x = feed.x.double()
+    return training
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
+    optimizer: str, incubation: str
+) -> None:
+    def make() -> HostTraining:
+        training = one(optimizer, incubation)
+        plant(training, "r0c0", "bottleneck", "GATED_GATE", S.TRAINING, 0.5)
+        plant(training, "r0c1", "conv_light", "LINEAR_MULTIPLY", S.BLENDING, 0.5)
+        return doubled(training)
+
+    eager, native = both(make)
+    for _ in range(3):
+        train_epoch(eager)
+        train_epoch(native)
+    check_alike(eager, native, 1e-9)
+
+
+def spoil(module: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        next(module.parameters()).flatten()[0] = value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20])
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_seed_that_is_not_finite_is_cut_as_pytorch_cuts_it(
+    stage: S, incubation: str, value: float
+) -> None:
+    def make() -> HostTraining:
+        training = one("sgd", incubation)
+        site = plant(training, "r0c0", "conv_light", "LINEAR_ADD", stage, 0.7)
+        plant(training, "r0c1", "conv_light", "LINEAR_ADD", S.BLENDING, 0.7)
+        assert site.seed is not None
+        spoil(site.seed, value)
+        return training
+
+    eager, native = both(make)
+    train_epoch(eager)
+    train_epoch(native)
+    for one_site, other in zip(eager.sites, native.sites, strict=True):
+        if one_site.planted is not None and other.planted is not None:
+            assert bool(one_site.planted.finite) == bool(other.planted.finite)
+    check_alike(eager, native, 1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_host_that_is_not_finite_stands_still_as_in_pytorch(value: float) -> None:
+    def make() -> HostTraining:
+        training = one()
+        spoil(training.host, value)
+        return training
+
+    eager, native = both(make)
+    train_epoch(eager)
+    train_epoch(native)
+    assert torch.equal(
+        torch.isnan(eager.gradient_stats.total),
+        torch.isnan(native.gradient_stats.total),
+    )
+    for (name, tensor), other in zip(
+        eager.host.named_parameters(), native.host.parameters(), strict=True
+    ):
+        torch.testing.assert_close(other, tensor, equal_nan=True, msg=name)
+
+
+def test_the_bits_are_the_same_for_any_number_of_workers() -> None:
+    found = []
+    for workers in (1, 2):
+        trainings = [make_training(tiny_config(), index) for index in range(3)]
+        for training in trainings:
+            plant(training, "r0c0", "conv_light")
+        with WorkerExecutor(workers, native=True) as executor:
+            executor.adopt(trainings)
+            executor.train(trainings)
+            assert executor.reasons() == {}
+            executor.release(trainings)
+        found.append([state_of(training) for training in trainings])
+    for first, second in zip(*found, strict=True):
+        for name, tensor in first.items():
+            assert torch.equal(tensor, second[name]), name
+
+
+def test_a_flag_ends_an_epoch_between_two_batches() -> None:
+    training = one()
+    flag = torch.ones((), dtype=torch.bool)
+    training.native = NativePasses(training, flag.data_ptr())
+    with pytest.raises(Cancelled, match="env 0, epoch 0: cancelled before batch 0"):
+        train_epoch(training)
+    assert training.epoch == 0
+
+
+def test_seeds_of_earlier_epochs_leave_no_trace() -> None:
+    """Programs are kept by what they depend on; a seed in the memory of another one is another program."""
+    eager, native = both(one)
+    for blueprint in ("conv_light", "norm", "conv_light"):
+        for training in (eager, native):
+            plant(training, "r0c0", blueprint, stage=S.TRAINING)
+            train_epoch(training)
+            training.assign(training.sites[0], Role.BLENDED, 0.5, 1.0, True)
+            train_epoch(training)
+            training.remove(training.sites[0])
+            train_epoch(training)
+    check_alike(eager, native, 1e-3)
+
+
+class Doubles(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return 2 * h
+
+
+def vectors(model: nn.Module) -> GraftedHost:
+    return graft(model, ["0"], "mlp", example=torch.zeros(2, 4))
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return model
+
+
+def patched() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].forward = lambda h: h[:, :2]  # type: ignore[method-assign]
+    return model
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 2))
+
+
+UNSUPPORTED = {
+    "a Doubles": lambda: nn.Sequential(nn.Linear(4, 4), Doubles(), nn.Linear(4, 2)),
+    "with hooks": hooked,
+    "Linear with hooks": patched,
+    "several layers share": tied,
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
+    "PReLU": lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)),
+}
+
+
+def of_vectors(model: Callable[[], nn.Module]) -> Task:
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    split = Split(x, (x[:, 0] > 0).long())
+    return Task(
+        name="vectors",
+        classes=2,
+        build_host=lambda: vectors(model()),
+        train=split,
+        validation=split,
+        test=split,
+    )
+
+
+@pytest.mark.parametrize("words", UNSUPPORTED)
+def test_what_has_no_compiled_form_is_named_and_left_to_pytorch(words: str) -> None:
+    def make() -> HostTraining:
+        task = of_vectors(UNSUPPORTED[words])
+        if words == "several layers share":
+            task = replace(task, build_host=lambda: graft(tied(), ["1"], "mlp"))
+        return of_task(task)
+
+    eager, native = both(make)
+    assert native.native is not None
+    obstacle = native.native.obstacle()
+    assert obstacle is not None
+    assert words.removeprefix("a ") in obstacle
+    train_epoch(eager)
+    train_epoch(native)
+    assert list(native.native.reasons.items()) == [(obstacle, 1)]
+    for name, tensor in state_of(eager).items():
+        assert torch.equal(state_of(native)[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [({"micro_batches": 2}, "micro-batches"), ({"precision": "bfloat16"}, "bfloat16")],
+)
+def test_settings_that_only_pytorch_has_are_named(
+    task: dict[str, Any], words: str
+) -> None:
+    obstacle = NativePasses(one(**task)).obstacle()
+    assert obstacle is not None
+    assert words in obstacle
+
+
+def test_a_host_that_overrides_its_pass_is_left_to_pytorch() -> None:
+    class Louder(CNNHost):
+        def run(self, module: nn.Module, h: Tensor) -> Tensor:
+            return 2 * super().run(module, h)
+
+    with pytest.raises(Unsupported, match="a Louder has no compiled form"):
+        route_of(Louder(1, 10, base=3, blocks=2))
