@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from esper.compare.arms import Arm
     from esper.compare.comparison import ComparisonResult
     from esper.compare.comparison_run import ComparisonRun
-    from esper.config.resolved import HostTrainingConfig
     from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
 
@@ -102,7 +101,7 @@ def command(
         check_json_file(json_file)
 
     from esper.compare.arms import read_arms
-    from esper.compare.comparison_run import ComparisonRun, count_seeds
+    from esper.compare.comparison_run import ComparisonRun
 
     if resume is not None:
         own_arms = [arm for arm in arms if not ControllerSpec.of(arm).is_code]
@@ -124,17 +123,8 @@ def command(
             raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     pairs = pairs or 10
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
-    if len(read) > 1:
-        seeds = count_seeds(read, train_seeds) or 1
-        episodes = partial(episodes_of, len(learning), seeds, len(read) * pairs)
-        ranks = ranks.chosen("compare", (learning or read)[0].config, episodes)
     new = partial(ComparisonRun, read, pairs, folder, reference, train_seeds=train_seeds)
     play_comparison(new, folder, read, ranks, json_file)
-
-
-def episodes_of(learning: int, seeds: int, compared: int, config: HostTrainingConfig) -> int:
-    """Returns the number of episodes of hosts in a comparison: of ``learning`` arms, and of ``compared`` hosts."""
-    return seeds * (learning * config.run.rounds * config.env.n_envs + compared)
 
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:

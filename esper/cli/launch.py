@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ from esper.run.interrupt import SIGNALS
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from esper.config.resolved import HostTrainingConfig
     from esper.training.execution.ranks import RunRanks
 
 LAUNCHED = "ESPER_LAUNCHED"
@@ -43,13 +42,7 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 Otherwise ranks that were started again find the addresses of those before them, and wait for those forever
 (https://github.com/pytorch/pytorch/issues/135712).
 """
-MUCH = 2_000_000
-"""Training samples, of all epochs of all hosts, from which a command starts processes by itself."""
-SMALL = 1_000_000
-"""Max number of parameters of a host for that: Python takes much of the time of its steps."""
 Command = TypeVar("Command", bound=Callable[..., Any])
-Episodes = Callable[["HostTrainingConfig"], int]
-"""Returns the number of episodes of hosts that a config stands for."""
 
 
 def rank_options(command: Command) -> Command:
@@ -72,7 +65,7 @@ def rank_options(command: Command) -> Command:
             "--processes",
             metavar="N|auto",
             help="Spread the hosts over N processes; auto: one per core that may be used, or per GPU.  [default: this "
-            "process; for small hosts of a new run or comparison that train for long on CPUs, auto]",
+            "process]",
         ),
     ):
         command = option(command)
@@ -102,18 +95,6 @@ class RankOptions:
             raise click.exceptions.Exit(2)
         count = None if processes is None or "RANK" in os.environ else 0 if processes == "auto" else int(processes)
         return cls(count, max_restarts or 0, timeout_minutes)
-
-    def chosen(self, command: str, config: TrainingConfig, episodes: Episodes) -> RankOptions:
-        """Returns these options, with processes that suit the machine if none are named and several pay.
-
-        They are started for the ``command`` of this process only, by which it would be run again. The results are the
-        same to the last bit.
-        """
-        named = self.processes is not None or "RANK" in os.environ or config.run.lanes is not None
-        if named or sys.argv[1:2] != [command] or not several_pay(config, episodes):
-            return self
-        click.echo(f"{fitting(config)} processes share the hosts; --processes 1 takes one.", err=True)
-        return replace(self, processes=0)
 
     @property
     def is_other(self) -> bool:
@@ -230,27 +211,6 @@ class RankOptions:
                     raise click.ClickException(words) from None
                 ended = [code for code in codes.values() if code > 0]
                 raise click.exceptions.Exit(ended[0]) from None
-
-
-def several_pay(config: TrainingConfig, episodes: Episodes) -> bool:
-    """Returns whether ``episodes`` of hosts are work for several processes: small hosts on CPUs that train for long.
-
-    A task of a user's is not: each process would run its code, and read its data.
-    """
-    from esper.data.split import Split
-    from esper.data.task import DataOptions, resolve
-    from esper.data.tasks import load_task
-    from esper.data.user_code import is_user_task
-    from esper.env import planted
-
-    if config.task.name == planted.NAME or is_user_task(config.task.name) or fitting(config) == 1:
-        return False
-    task = load_task(config.task.name, DataOptions.of(config.task))
-    resolved = resolve(config, task)
-    samples = episodes(resolved) * resolved.env.episode_length * resolved.trained_samples
-    if task.device.type != "cpu" or not isinstance(task.train, Split) or samples < MUCH:
-        return False
-    return task.new_host(resolved.env.slots).parameter_count <= SMALL
 
 
 def fitting(config: TrainingConfig) -> int:

@@ -19,7 +19,6 @@ from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
-    from esper.config.resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
     from esper.run.telemetry import RunSummary
     from esper.training.execution.ranks import RunRanks
@@ -86,7 +85,6 @@ def command(
             resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
         elif ranks.restarted:
             ranks.clear(folder)
-        ranks = ranks.chosen("run", config, episodes_of)
     if ranks.processes is not None:
         try:
             if resume is not None:
@@ -109,17 +107,6 @@ def command(
         with resumable(chosen):
             summary = chosen.run()
         conclude(chosen, summary, joined)
-
-
-def episodes_of(config: HostTrainingConfig) -> int:
-    """Returns the number of episodes of hosts in a run, with those of its comparison."""
-    from esper.run.agents import BASELINES
-
-    rounds = config.run.rounds * config.env.n_envs
-    if not config.run.learns:
-        return 2 * rounds  # all are repeated by hosts left alone
-    arms = {config.run.controller, *BASELINES}
-    return rounds + len(arms) * config.run.evaluation_pairs
 
 
 @contextmanager

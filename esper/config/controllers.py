@@ -152,7 +152,7 @@ class PPOConfig(Section):
     practised_rate: Positive = 0.2
     """Learning rate of an agent that has practised, as a multiple of learning_rate. The noisy returns of a few real
     hosts are soon learned, at the price of what many simulated ones have taught."""
-    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 80_000
+    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 16_000
     """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
     planted task, whose hosts are simulated themselves, has no practice."""
     practice_shown: Fraction = 1.0

@@ -76,6 +76,8 @@ class Tape:
         """By tensor, whether passes backward write its gradient."""
         self.learning: Collection[int] | None = None
         """Ids of the only parameters that learn in the layers written next; None: all that require a gradient."""
+        self.evaluates = False
+        """Whether modules are written as in eval mode, whatever their own."""
         self.ends: list[int] = []
         """Numbers of instructions up to the end of each section: of a pass with an output, and a loss, of its own."""
         self._numbers: dict[tuple[int, bool], int] = {}  # by the id of a tensor and whether it learns
@@ -339,7 +341,7 @@ def _batch_norm(tape: Tape, module: nn.BatchNorm2d, value: int) -> int:
         tape.tensor(module.running_mean),
         tape.tensor(module.running_var),
         tape.tensor(module.num_batches_tracked),
-        int(not module.training),
+        int(tape.evaluates or not module.training),
     ]
     momentum = math.nan if module.momentum is None else module.momentum
     return tape.emit("batch_norm", value, tape.shapes[value], numbers, (module.eps, momentum))
@@ -423,6 +425,6 @@ def _identity(tape: Tape, module: nn.Identity, value: int) -> int:
 
 @writes(nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 def _dropout(tape: Tape, module: nn.Dropout, value: int) -> int:
-    if module.p > 0 and module.training:
+    if module.p > 0 and module.training and not tape.evaluates:
         raise Unsupported("dropout has no compiled form")
     return value

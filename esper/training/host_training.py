@@ -27,6 +27,7 @@ from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
+from esper.training.tensors import buffers_of, parameters_of
 from esper.training.warmup import SeedRate, WarmUp
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class HostTraining:
             if seed is not None:
                 owners.append((seed, group))
         for module, group in owners:
-            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+            for name, tensor in chain(parameters_of(module), buffers_of(module)):
                 yield f"{group.name}.{name}", tensor
             for index, parameter in enumerate(group.parameters):
                 state = group.optimizer.state.get(parameter, {})

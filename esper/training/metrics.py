@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from esper.training.tensors import buffers_of
 
 HOST = "host"
 """Name of the host among the owners of parameters and gradients; a seed has that of its slot."""
@@ -167,6 +168,6 @@ def count_not_finite(
 ) -> Tensor:
     """Returns the number of non-finite values in ``parameters`` and in the named buffers of ``network``, float64 []."""
     values = list(parameters)
-    values += [buffer for name, buffer in network.named_buffers() if name in buffers]
+    values += [buffer for name, buffer in buffers_of(network) if name in buffers]
     stats = grad_stats([[value.detach() for value in values if value.is_floating_point()]])
     return (stats.nan + stats.inf).sum()

@@ -7,25 +7,31 @@ than float32, and random numbers that modules draw.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from esper.data.objective import ClassObjective
 from esper.data.split import Split
-from esper.hosts.host import kept_modes
 from esper.ops.optimizer import gathered
 from esper.ops.tape import Program, Shape, Unsupported
 from esper.training.executor import Cancelled
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics
-from esper.training.native_program import Configuration, roles, training_tape, validation_tape
+from esper.training.native_program import (
+    Configuration,
+    training_roles,
+    training_tape,
+    validation_roles,
+    validation_tape,
+)
 from esper.training.rng import has_dropout
 from esper.training.seed_pool import ParameterGroup
 
-MAX_PROGRAMS = 16
+Made = TypeVar("Made")
+MAX_PROGRAMS = 32
 """Programs of a host that are kept."""
 CHUNK = 128
 """Samples of a validation that pass through the layers together."""
@@ -53,8 +59,7 @@ class NativePasses:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            with kept_modes(self.training.host):
-                training_tape(self.training, self._shape())
+            training_tape(self.training, self._shape())
         except Unsupported as reason:
             return str(reason)
         return None
@@ -64,9 +69,9 @@ class NativePasses:
 
         Raises Cancelled.
         """
+        key = ("training", *training_roles(self.training))
         try:
-            self._check()
-            program = self._program(("training",), self._write_training)
+            program = self._program(key, self._write_training)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
@@ -81,12 +86,9 @@ class NativePasses:
         totals: EpochMetrics,
     ) -> bool:
         """Evaluates into ``totals`` with the alphas in ``tried``; returns False, with nothing done, if unsupported."""
+        key = ("validation", branching, *validation_roles(self.training))
         try:
-            self._check()
-            program, outputs = self._program(
-                ("validation", branching),
-                lambda: self._write_validation(configurations),
-            )
+            program, outputs = self._program(key, lambda: self._write_validation(configurations))
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
@@ -136,23 +138,21 @@ class NativePasses:
         channels, height, width = (*x.shape[1:], 1, 1)[:3]
         return channels, height, width
 
-    def _program(self, key: tuple[Hashable, ...], write: Any) -> Any:
-        """Returns what ``write`` made for this key and the seeds as they are. Raises Unsupported again."""
-        training = self.training
-        learns = tuple(p.requires_grad for p in training.host.parameters())
-        full = (*key, roles(training), learns, id(training.alphas))
-        found = self._programs.pop(full, None)
+    def _program(self, key: Hashable, write: Callable[[], Made]) -> Made:
+        """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
+        found = self._programs.pop(key, None)
         if found is None:
             try:
+                self._check()
                 found = write()
             except Unsupported as reason:
                 found = reason
-        self._programs[full] = found
+        self._programs[key] = found
         if len(self._programs) > MAX_PROGRAMS:
             self._programs.popitem(last=False)
         if isinstance(found, Unsupported):
             raise found
-        return found
+        return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
         program = training_tape(self.training, self._shape()).program()
@@ -161,11 +161,7 @@ class NativePasses:
         return program
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        modules = [self.training.host, *self.training.seeds()]
-        with kept_modes(*modules):
-            for module in modules:
-                module.eval()
-            tape, outputs = validation_tape(self.training, self._shape(), configurations)
+        tape, outputs = validation_tape(self.training, self._shape(), configurations)
         return tape.program(), outputs
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:

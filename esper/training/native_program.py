@@ -5,7 +5,7 @@ They do what ``esper.training.step`` and ``esper.training.validate`` do, which a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -238,6 +238,7 @@ def validation_tape(
     """Writes the passes of all configurations; returns the values of their logits, too. Raises Unsupported."""
     tape = Tape(shape)
     tape.learning = ()
+    tape.evaluates = True
     route = route_of(training.host)
     outputs: dict[int, int] = {}
     waiting = [_Branch(list(range(len(configurations))), -1, Arrival(0, 0, 0, {}), True)]
@@ -298,6 +299,17 @@ def validation_tape(
     return tape, [outputs[member] for member in range(len(configurations))]
 
 
-def roles(training: HostTraining) -> tuple[tuple[Role, bool, object], ...]:
-    """What a program depends on: the role of each site, whether its seed learns, and which seed it is."""
-    return tuple((site.role, site.learning, site.seed) for site in training.sites)
+def training_roles(training: HostTraining) -> Iterator[Hashable]:
+    """Yields what the program of a step depends on: what each site does, with which seed, and whether that learns."""
+    for site in training.sites:
+        yield site.role
+        if site.role is not Role.ABSENT:
+            yield site.learning
+            yield site.seed
+
+
+def validation_roles(training: HostTraining) -> Iterator[Hashable]:
+    """Yields what the program of a validation depends on, besides its configurations."""
+    for site in training.sites:
+        yield site.role
+        yield site.seed

@@ -58,12 +58,8 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 def esper(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Esper:
-    """``esper("run", "--envs", "2")`` in an empty working directory; an exception that leaves main() fails the test.
-
-    No processes are started unless ``--processes`` is given: their environment would be that of later tests.
-    """
+    """``esper("run", "--envs", "2")`` in an empty working directory; an exception that leaves main() fails the test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esper.cli.launch.several_pay", lambda *_: False)
 
     def call(*arguments: str) -> Finished:
         monkeypatch.setattr(sys, "argv", ["esper", *arguments])

@@ -18,7 +18,6 @@ import click
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from esper.cli import launch
 from esper.cli.compare import is_comparison_of
 from esper.cli.launch import (
     LAUNCHED,
@@ -26,9 +25,8 @@ from esper.cli.launch import (
     codes_of_first,
     fitting,
     how_ranks_ended,
-    several_pay,
 )
-from esper.cli.run import episodes_of, is_run_of
+from esper.cli.run import is_run_of
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
 from esper.config import TrainingConfig
@@ -367,60 +365,3 @@ def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(
     )
     del one["environment"], two["environment"]
     assert one == two
-
-
-@pytest.mark.parametrize(
-    ("change", "pay"),
-    [
-        ({}, True),
-        ({"run": {"rounds": 1, "evaluation_pairs": 2}}, False),
-        ({"env": {"n_envs": 1}}, False),
-        ({"task": {"name": "planted"}}, False),
-        ({"task": {"samples_per_epoch": 128}}, False),
-    ],
-    ids=["long", "short", "one host", "simulated", "small epochs"],
-)
-def test_several_processes_pay_for_small_hosts_that_train_for_long(
-    change: dict[str, dict[str, object]], pay: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.training.execution.cores.usable_cores", lambda: 2)
-    assert several_pay(TrainingConfig.parse(change), episodes_of) is pay
-
-
-def test_large_hosts_stay_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.training.execution.cores.usable_cores", lambda: 2)
-    monkeypatch.setattr(launch, "SMALL", 276)
-    assert not several_pay(TrainingConfig.parse({}), episodes_of)
-
-
-@pytest.mark.parametrize(
-    ("words", "processes", "config", "chosen"),
-    [
-        (["run"], None, {}, 0),
-        (["run"], 3, {}, 3),
-        (["compare"], None, {}, None),
-        (["run"], None, {"run": {"lanes": 2}}, None),
-    ],
-    ids=["run", "named", "another command", "workers named"],
-)
-def test_a_command_chooses_processes_if_none_are_named(
-    words: list[str],
-    processes: int | None,
-    config: dict[str, dict[str, object]],
-    chosen: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("esper.training.execution.cores.usable_cores", lambda: 2)
-    monkeypatch.setattr(sys, "argv", ["esper", *words])
-    options = RankOptions(processes, 0, 1.0)
-    assert (
-        options.chosen("run", TrainingConfig.parse(config), episodes_of).processes
-        == chosen
-    )
-
-
-def test_a_rank_chooses_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["esper", "run"])
-    monkeypatch.setenv("RANK", "0")
-    options = RankOptions(None, 0, 1.0)
-    assert options.chosen("run", TrainingConfig.parse({}), episodes_of) is options

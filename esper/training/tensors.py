@@ -1,0 +1,43 @@
+"""Parameters and buffers of networks in training, by a list of their modules that is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+_Listed = list[tuple[str, nn.Module, list[nn.Module | None]]]
+"""Modules by prefix of their tensors' names, with their children as they were then."""
+
+_MODULES: WeakKeyDictionary[nn.Module, _Listed] = WeakKeyDictionary()
+
+
+def parameters_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields what ``named_parameters()`` does."""
+    return _tensors(network, "_parameters")
+
+
+def buffers_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields what ``named_buffers()`` does."""
+    return _tensors(network, "_buffers")
+
+
+def _tensors(network: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()  # a tensor of two modules comes once
+    for prefix, module, _ in _modules_of(network):
+        for name, tensor in vars(module)[kind].items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield prefix + name, tensor
+
+
+def _modules_of(network: nn.Module) -> _Listed:
+    listed = _MODULES.get(network)
+    if listed is None or any(list(module._modules.values()) != children for _, module, children in listed):
+        listed = []
+        for name, module in network.named_modules():
+            prefix = f"{name}." if name else ""
+            listed.append((prefix, module, list(module._modules.values())))
+        _MODULES[network] = listed
+    return listed
