@@ -27,7 +27,6 @@ from esper.training.native_program import (
     validation_roles,
     validation_tape,
 )
-from esper.training.rng import has_dropout
 from esper.training.seed_pool import ParameterGroup
 
 Made = TypeVar("Made")
@@ -124,10 +123,6 @@ class NativePasses:
             raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
         if not isinstance(training.task.objective, ClassObjective) or feed.y.dim() != 1:
             raise Unsupported("native passes have the loss cross_entropy with one target a sample")
-        if training.host_draws_globally or training.global_seeds:
-            raise Unsupported("a module draws random numbers")
-        if any(map(has_dropout, [training.host, *training.seeds()])):
-            raise Unsupported("dropout has no compiled form")
 
     def _shape(self) -> Shape:
         feed = self.training.feed

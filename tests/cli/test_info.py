@@ -43,12 +43,12 @@ def test_info_shows_the_capabilities_of_each_device(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert (
-        "steps eager, compiled; no graph: graphs are CUDA's; auto precision is "
+        "steps eager, native, compiled; no graph: graphs are CUDA's; auto precision is "
         in told()
     )
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert (
-        "steps eager; no compiled: there is no C++ compiler no-such-compiler; install it, "
+        "steps eager, native; no compiled: there is no C++ compiler no-such-compiler; install it, "
         in told()
     )
     for there, word in (

@@ -112,7 +112,7 @@ def test_the_header_and_the_log_tell_the_tier(
     found = esper("run", *TINY, *compiled, "--out", "broken")
     assert found.code == 0
     assert (
-        "steps: eager, float32; the configured tier cannot be used: it has bugs"
+        "steps: eager, float32; a faster tier cannot be used: it has bugs"
         in found.out.splitlines()
     )
     begin = next(read_events("broken/events.jsonl"))

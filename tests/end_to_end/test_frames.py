@@ -45,6 +45,7 @@ def test_few_frames_lie_between_the_command_and_a_training_step(
 
     monkeypatch.setattr(step, "train_step", noted)
     sizes = [
+        "run.tier=eager",
         "env.n_envs=1",
         "env.episode_length=1",
         "env.baseline_episodes=1",

@@ -59,7 +59,7 @@ def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A ramp in three steps trains at 1/3, 2/3 and then 1; observations show what the next epoch trains at."""
-    with rig() as world:
+    with rig(run={"tier": "eager"}) as world:
         world.grow("r0c0", S.TRAINING)
         assert world.value("r0c0/epochs_in_stage") == pytest.approx(1 / 8)
         assert world.value("r0c0/age") == pytest.approx(2 / 8)
@@ -144,7 +144,7 @@ def copies(found: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
 def test_momentum_lives_through_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizers are the same objects, and each buffer the same storage with the same values, before and after
     every change of stage; in between they move."""
-    with rig(horizon=14, env={"min_prune_age": 1}) as world:
+    with rig(horizon=14, env={"min_prune_age": 1}, run={"tier": "eager"}) as world:
         world.grow("r0c0", S.TRAINING, style="GATED_GATE")
         script: list[tuple[Any, ...]] = [
             ("ADVANCE", {}),

@@ -231,4 +231,4 @@ def test_only_hosts_in_training_have_an_execution(make: Make) -> None:
     if not isinstance(env, GrowthVectorEnv):
         assert env.execution is None
         return
-    assert (env.execution.tier, env.execution.refused) == ("eager", None)
+    assert (env.execution.tier, env.execution.refused) == ("native", None)

@@ -116,7 +116,7 @@ def busy(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     CPU, on which Esper reads some numbers, since there is nothing to wait for."""
     monkeypatch.setattr(WorkerExecutor, "run", run_here)
     monkeypatch.setattr(Tensor, "is_cpu", False)
-    with rig(n_envs=n_envs) as world:
+    with rig(n_envs=n_envs, run={"tier": "eager"}) as world:
         for env in range(n_envs):
             plant(world.training(env), "r0c0", "norm", stage=SeedStage.FOSSILIZED)
             plant(world.training(env), "r0c1", "conv_light", stage=SeedStage.BLENDING)

@@ -102,6 +102,7 @@ class WorkerExecutor(Executor):
         return self._pool.cancelled
 
     def close(self) -> None:
+        self.release(list(self._adopted))
         self._pool.close()
 
 
