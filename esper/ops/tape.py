@@ -206,6 +206,16 @@ class Tape:
         """Appends ``esper.core.blend.pass_through``."""
         return self.emit("pass_through", features, self.shapes[features], other=delta)
 
+    @property
+    def flops(self) -> int:
+        """Operations of the convolutions and linear layers in a pass forward of one sample."""
+        total = 0
+        for layer, value, _, output, _, _, *kernel in self.code:
+            if LAYERS[layer] == "convolution":
+                inputs = self.shapes[value][0] // kernel[8]  # per group
+                total += 2 * math.prod(self.shapes[output]) * inputs * kernel[0] * kernel[1]
+        return total
+
     def program(self) -> Program:
         """Returns the finished program."""
         return Program(self)

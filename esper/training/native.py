@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,9 @@ from esper.training.seed_pool import ParameterGroup
 Made = TypeVar("Made")
 MAX_PROGRAMS = 32
 """Programs of a host that are kept."""
+MOST_FLOPS = 150e6
+"""Operations of a host in a step, from which on PyTorch's convolutions are faster than Esper's (measured,
+benchmarks/results/training_cpu.md): passes forward and back of a batch, without seeds."""
 CHUNK = 128
 """Samples of a validation that pass through the layers together."""
 
@@ -42,13 +46,20 @@ class NativePasses:
     Args:
         training: the host.
         cancelled_address: where a bool lies in memory that ends an epoch between two batches once it is true; 0: none.
+        most_flops: hosts with more operations in a step have no native passes; None: any may have them.
 
     Attributes:
         reasons: why passes were left to PyTorch, each with the number of epochs and validations.
     """
 
-    def __init__(self, training: HostTraining, cancelled_address: int = 0) -> None:
+    def __init__(
+        self,
+        training: HostTraining,
+        cancelled_address: int = 0,
+        most_flops: float | None = None,
+    ) -> None:
         self.training = training
+        self.most_flops = most_flops
         self.cancelled_address = cancelled_address
         self.reasons: Counter[str] = Counter()
         self._programs: OrderedDict[Hashable, Any] = OrderedDict()
@@ -123,6 +134,17 @@ class NativePasses:
             raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
         if not isinstance(training.task.objective, ClassObjective) or feed.y.dim() != 1:
             raise Unsupported("native passes have the loss cross_entropy with one target a sample")
+        if self.most_flops is not None and self._flops > self.most_flops:
+            raise Unsupported(
+                f"with {self._flops / 1e6:.0f} MFLOP a step PyTorch is faster; run.tier=native does not ask"
+            )
+
+    @cached_property
+    def _flops(self) -> float:
+        """Operations of the host in a step. Raises Unsupported."""
+        training = self.training
+        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)])
+        return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
 
     def _shape(self) -> Shape:
         feed = self.training.feed

@@ -472,3 +472,16 @@ def test_a_host_that_overrides_its_pass_is_left_to_pytorch() -> None:
 
     with pytest.raises(Unsupported, match="a Louder has no compiled form"):
         route_of(Louder(1, 10, base=3, blocks=2))
+
+
+def test_auto_leaves_hosts_to_pytorch_whose_steps_it_does_faster() -> None:
+    """A pass of the host of digits has 9 + 27 products for each of 3 and 6 channels, and a linear layer."""
+    flops = 2 * 3 * 48 * (64 * 3 * 9 + 16 * 6 * 27 + 6 * 10)
+    small = one()
+    assert NativePasses(small, most_flops=3 * flops).obstacle() is None
+    assert NativePasses(small).obstacle() is None
+    obstacle = NativePasses(small, most_flops=flops / 3).obstacle()
+    assert obstacle is not None
+    assert "PyTorch is faster" in obstacle
+    exact = NativePasses(small)
+    assert exact._flops == flops

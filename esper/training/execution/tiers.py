@@ -15,7 +15,7 @@ from esper.training.execution.streams import StreamExecutor
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import Execution, Executor
 from esper.training.host_training import HostTraining
-from esper.training.native import NativePasses
+from esper.training.native import MOST_FLOPS, NativePasses
 
 
 def make_executor(run: RunConfig, *devices: torch.device) -> Executor:
@@ -37,7 +37,7 @@ def make_executor(run: RunConfig, *devices: torch.device) -> Executor:
             f"run.tier graph captures CUDA graphs, and {device.type} has none; it can be auto, native, eager or "
             "compiled"
         )
-    return WorkerExecutor(run.lanes, native=run.tier in ("auto", "native"))
+    return WorkerExecutor(run.lanes, run.tier in ("auto", "native"), _most_flops(run))
 
 
 def prepare_hosts(run: RunConfig, hosts: Sequence[HostTraining], executor: Executor) -> Execution:
@@ -51,10 +51,14 @@ def prepare_hosts(run: RunConfig, hosts: Sequence[HostTraining], executor: Execu
         return Execution("compiled") if refused is None else Execution("eager", refused)
     if run.tier in ("auto", "native") and hosts and hosts[0].device.type == "cpu":
         # All hosts are of one task.
-        obstacle = NativePasses(hosts[0]).obstacle()
+        obstacle = NativePasses(hosts[0], most_flops=_most_flops(run)).obstacle()
         if obstacle is None:
             return Execution("native")
         if run.tier == "native":
             _native.refuse_fallback("hosts are trained by PyTorch", obstacle)
         return Execution("eager", obstacle)
     return Execution("graph" if executor.captures else "eager")
+
+
+def _most_flops(run: RunConfig) -> float | None:
+    return None if run.tier == "native" else MOST_FLOPS

@@ -24,14 +24,21 @@ class WorkerExecutor(Executor):
     exactly one intra-op thread, so results are bit-identical for any number of workers. The host that took longest the
     last time starts first, which shortens the wait at the end.
 
-    If it is ``native``, the passes of hosts run in compiled code where they can.
+    If it is ``native``, the passes of hosts run in compiled code where they can; with ``most_flops``, those of small
+    hosts only, see :class:`NativePasses`.
     """
 
     captures = False
 
-    def __init__(self, count: int | None = None, native: bool = False) -> None:
+    def __init__(
+        self,
+        count: int | None = None,
+        native: bool = False,
+        most_flops: float | None = None,
+    ) -> None:
         self.count = count or usable_cores()
         self.native = native
+        self.most_flops = most_flops
         self._adopted: list[HostTraining] = []
         self._reasons: Counter[str] = Counter()  # of hosts that were released
         # Fewer workers than cores are not pinned: otherwise two processes with one worker each would share a core.
@@ -76,7 +83,7 @@ class WorkerExecutor(Executor):
         if not self.native:
             return
         for training in hosts:
-            training.native = NativePasses(training, self._pool.cancelled_address)
+            training.native = NativePasses(training, self._pool.cancelled_address, self.most_flops)
             self._adopted.append(training)
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
