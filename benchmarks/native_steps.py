@@ -7,6 +7,7 @@ One thread, float32; the best of three epochs each. The hosts have no seeds, the
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,6 +82,7 @@ def row(name: str, load: Callable[[], Task], batch: int, seeds: bool) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     digits = load_task("digits")
     print("| hosts | batch | seeds | MFLOP | eager, ms | native, ms | ratio |")

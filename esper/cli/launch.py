@@ -186,7 +186,7 @@ class RankOptions:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo also logs the errors that it raises
         os.environ[OWN_STORE] = "1"
-        heard = [number.name for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        heard = [number.name for number in heard_signals()]
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():
             os.environ[LAUNCHED] = logs
             launch_config = LaunchConfig(
@@ -231,11 +231,17 @@ def fitting(config: TrainingConfig) -> int:
     return min(usable_cores() if devices[0].type == "cpu" else len(devices), hosts)
 
 
+def heard_signals() -> list[signal.Signals]:
+    """Returns the signals that this process does not ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def signals_end() -> Iterator[None]:
     """Lets signals end this process at once in the block, also while it waits outside of Python for other ranks."""
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard}
+    before = {}
+    for number in heard_signals():
+        before[number] = signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from esper.data.split import Split
 from esper.ops.optimizer import gathered
 from esper.ops.tape import Program, Shape, Unsupported
 from esper.training.executor import Cancelled
-from esper.training.host_training import HostTraining
+from esper.training.host_training import HostTraining, feed_of
 from esper.training.metrics import EpochMetrics
 from esper.training.native_program import (
     Configuration,
@@ -82,10 +82,10 @@ class NativePasses:
         key = ("training", *training_roles(self.training))
         try:
             program = self._program(key, self._write_training)
+            self._train(program, groups)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
-        self._train(program, groups)
         return True
 
     def evaluate(
@@ -147,9 +147,7 @@ class NativePasses:
         return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
 
     def _shape(self) -> Shape:
-        feed = self.training.feed
-        assert feed is not None
-        x = feed.x
+        x = feed_of(self.training).x
         if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
             raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
         channels, height, width = (*x.shape[1:], 1, 1)[:3]
@@ -172,10 +170,7 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        program = training_tape(self.training, self._shape()).program()
-        if not program.gradients:
-            raise Unsupported("nothing learns in the epoch")
-        return program
+        return training_tape(self.training, self._shape()).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
         tape, outputs = validation_tape(self.training, self._shape(), configurations)
@@ -183,8 +178,7 @@ class NativePasses:
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
         training = self.training
-        feed = training.feed
-        assert feed is not None
+        feed = feed_of(training)
         for group in groups:
             group.drop_gradients()
         for parameter, gradient in zip(program.parameters, program.gradients, strict=True):
@@ -199,7 +193,8 @@ class NativePasses:
             if group.site is not None and group.site.planted is not None:
                 flags.append(group.site.planted.finite)
         step = gathered([group.optimizer for group in groups])
-        assert step is not None
+        if step is None:
+            raise Unsupported("nothing learns in the epoch")
         coefficients = torch.ones(len(step.rates), dtype=torch.float64)
         rates = [training.warmup, *training.seed_rates.values()]
         config = training.config.task

@@ -114,8 +114,8 @@ def _route_of_graft(host: GraftedHost) -> Route:
         begins[path] = len(leaves)
         if type(module) is nn.Sequential:
             for name, child in module._modules.items():  # named_children leaves out a layer that comes twice
-                assert child is not None
-                walk(child, f"{path}.{name}" if path else name)
+                if child is not None:
+                    walk(child, f"{path}.{name}" if path else name)
         else:
             leaves.append(module)
         ends[path] = len(leaves)
@@ -148,7 +148,8 @@ def write_delta(
 ) -> int:
     """Writes the change that the seed of ``site`` makes, cut as ``esper.training.delta.delta_of`` cuts it."""
     seed = site.planted
-    assert seed is not None
+    if seed is None:
+        raise ValueError(f"{site.name} has no seed")
     if site.fossil:
         return tape.add(seed.module, source)
     guarded = tape.guard(source, seed.finite, of_gradients=True, marks=track_finite)
@@ -184,9 +185,8 @@ def training_tape(training: HostTraining, shape: Shape) -> Tape:
     _end_section(tape, route.write(tape, blending(shadow=False), Arrival(0, 0, 0, {})))
     for number, at in waiting.items():
         site = training.sites[number]
-        assert site.seed is not None
         others = [seed for seed in training.seeds() if seed is not site.seed]
-        tape.learning = {id(parameter) for parameter in site.seed.parameters()}
+        tape.learning = {id(parameter) for parameter in training.seed_groups[site.name].parameters}
         with training.shadow_of(site).in_place(), copied_buffers(others):
             detached = _detached(tape, at)
             delta = write_delta(tape, site, detached.source, track_finite=True)

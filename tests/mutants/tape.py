@@ -65,7 +65,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "an incubating seed teaches the host",
             "esper/training/native_program.py",
-            "        tape.learning = {id(parameter) for parameter in site.seed.parameters()}",
+            "        tape.learning = {id(parameter) for parameter in training.seed_groups[site.name].parameters}",
             "        tape.learning = None",
             "tests/training/test_native.py::test_an_epoch_and_a_validation_are_those_of_pytorch",
         ),

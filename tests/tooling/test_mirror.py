@@ -20,6 +20,8 @@ TESTED_ELSEWHERE = {
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",
     "telemetry/sink.py": "through the hub: tests/telemetry/test_hub.py",
     "telemetry/text.py": "through what is printed: tests/show/test_charts.py, tests/show/test_terminal.py",
+    "training/native_layers.py": "in hosts: tests/training/test_native.py",
+    "training/native_program.py": "in hosts: tests/training/test_native.py",
     "training/execution/graph_cache.py": "on fake and real GPUs: tests/training/execution/test_streams.py",
 }
 """Modules without a test file of their name: the reason, and the tests."""
