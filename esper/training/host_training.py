@@ -121,6 +121,8 @@ class HostTraining:
         self.germinations = 0
         with seeded(self._seed(RngStream.HOST)):
             _copy_fresh_host(self)
+        if self.native is not None:
+            self.native.forget()
         self.finite_buffers = finite_buffers(self.host)
         self.host_group.optimizer.zero_state()
         self.arithmetic.reset()

@@ -65,6 +65,10 @@ class NativePasses:
         self._programs: OrderedDict[Hashable, Any] = OrderedDict()
         self._progress = torch.zeros(1, dtype=torch.int64)
 
+    def forget(self) -> None:
+        """Drops the programs of earlier episodes."""
+        self._programs.clear()
+
     def obstacle(self) -> str | None:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:

@@ -7,8 +7,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-_Listed = list[tuple[str, nn.Module, list[nn.Module | None]]]
-"""Modules by prefix of their tensors' names, with their children as they were then."""
+_Listed = list[tuple[str, nn.Module | None, list[nn.Module | None]]]
+"""Modules by prefix of their tensors' names, with their children as they were then; None is the network itself, which
+would otherwise live as long as its list."""
 
 _MODULES: WeakKeyDictionary[nn.Module, _Listed] = WeakKeyDictionary()
 
@@ -26,7 +27,7 @@ def buffers_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _tensors(network: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()  # a tensor of two modules comes once
     for prefix, module, _ in _modules_of(network):
-        for name, tensor in vars(module)[kind].items():
+        for name, tensor in vars(network if module is None else module)[kind].items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield prefix + name, tensor
@@ -34,10 +35,16 @@ def _tensors(network: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 def _modules_of(network: nn.Module) -> _Listed:
     listed = _MODULES.get(network)
-    if listed is None or any(list(module._modules.values()) != children for _, module, children in listed):
+    if listed is None or any(
+        _children(network if module is None else module) != children for _, module, children in listed
+    ):
         listed = []
         for name, module in network.named_modules():
             prefix = f"{name}." if name else ""
-            listed.append((prefix, module, list(module._modules.values())))
+            listed.append((prefix, None if module is network else module, _children(module)))
         _MODULES[network] = listed
     return listed
+
+
+def _children(module: nn.Module) -> list[nn.Module | None]:
+    return list(module._modules.values())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 from torch import nn
 
@@ -36,3 +39,12 @@ def test_the_names_and_their_order_are_those_of_torch_also_when_modules_change()
     assert dict(parameters_of(network))["2.0.weight"] is network[2][0].weight
     network[0].weight = nn.Parameter(torch.zeros(2, 2))
     assert dict(parameters_of(network))["0.weight"] is network[0].weight
+
+
+def test_a_network_is_not_kept_by_its_list() -> None:
+    network = nn.Sequential(nn.Linear(2, 2))
+    names(network)
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
