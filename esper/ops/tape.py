@@ -131,8 +131,7 @@ class Tape:
 
     def add(self, module: nn.Module, value: int) -> int:
         """Appends a module that reads ``value``; returns its output. Raises Unsupported."""
-        if "forward" in vars(module) or _is_hooked(module):
-            raise Unsupported(f"a {type(module).__name__} with hooks has no compiled form")
+        require_plain(module)
         if type(module) is nn.Sequential:
             return self.add_all(module, value)
         write = WRITERS.get(type(module))
@@ -217,15 +216,20 @@ class Tape:
         return total
 
     def program(self) -> Program:
-        """Returns the finished program."""
+        """Returns the finished program. Raises Unsupported for numbers other than all float32 or all float64."""
+        dtypes = {tensor.dtype for tensor in self.tensors if tensor.is_floating_point()}
+        if len(dtypes) > 1 or dtypes - {torch.float32, torch.float64}:
+            names = ", ".join(sorted(map(str, dtypes)))
+            raise Unsupported(f"a network of {names} has no compiled form")
         return Program(self)
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def require_plain(module: nn.Module) -> None:
+    """Raises Unsupported if a module does more than its class says: it has hooks, or a ``forward`` of its own."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    if any(hook not in HARMLESS_HOOKS for hook in hooks):
-        return True
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+    hooked = any(hook not in HARMLESS_HOOKS for hook in hooks)
+    if hooked or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module):
+        raise Unsupported(f"a {type(module).__name__} with hooks has no compiled form")
 
 
 class Program:
@@ -345,6 +349,8 @@ def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)
 def _batch_norm(tape: Tape, module: nn.BatchNorm2d, value: int) -> int:
+    if tape.evaluates and module.running_mean is None:
+        raise Unsupported("a norm that evaluates by the statistics of a batch has no compiled form")
     numbers = [
         tape.parameter(module.weight),
         tape.parameter(module.bias),

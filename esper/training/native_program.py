@@ -17,7 +17,7 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
 from esper.hosts.seed_hook import SitePath
-from esper.ops.tape import Shape, Tape, Unsupported
+from esper.ops.tape import Shape, Tape, Unsupported, require_plain
 from esper.training import native_layers  # noqa: F401  registers Esper's layers
 from esper.training.host_training import HostTraining
 from esper.training.shadow import copied_buffers
@@ -113,6 +113,7 @@ def _route_of_graft(host: GraftedHost) -> Route:
     def walk(module: nn.Module, path: str) -> None:
         begins[path] = len(leaves)
         if type(module) is nn.Sequential:
+            require_plain(module)
             for name, child in module._modules.items():  # named_children leaves out a layer that comes twice
                 if child is not None:
                     walk(child, f"{path}.{name}" if path else name)

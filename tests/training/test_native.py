@@ -28,19 +28,11 @@ from esper.training.native import NativePasses
 from esper.training.native_program import route_of
 from esper.training.step import train_epoch
 from esper.training.validate import all_off, evaluate
+from tests.core.blueprints.test_cnn import NAMES
 from tests.core_helpers import digits, make_training, plant, tensors_of, tiny_config
 from tests.training.byte_images import byte_digits
 
 CLOSE = 1e-5
-SEEDS = (
-    "norm",
-    "attention",
-    "conv_small",
-    "bottleneck",
-    "depthwise",
-    "conv_light",
-    "conv_heavy",
-)
 STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
 
 
@@ -127,7 +119,7 @@ def check_validation(
 
 def cases() -> Iterator[Any]:
     styles = list(STYLES)
-    for number, (blueprint, style) in enumerate(product(SEEDS, styles)):
+    for number, (blueprint, style) in enumerate(product(NAMES, styles)):
         # Every blueprint in every style; stages, optimizers and ways to incubate in turn.
         stage = STAGES[number % 3]
         optimizer = ("sgd", "adamw")[number // 3 % 2]
@@ -410,9 +402,24 @@ def tied() -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 2))
 
 
+def hooked_outside() -> nn.Module:
+    """The hook is that of a container, which a tape takes apart."""
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    )
+    model[1].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return model
+
+
+def without_statistics() -> nn.Module:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    return nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 2))
+
+
 UNSUPPORTED = {
     "a Doubles": lambda: nn.Sequential(nn.Linear(4, 4), Doubles(), nn.Linear(4, 2)),
     "with hooks": hooked,
+    "Sequential with hooks": hooked_outside,
     "Linear with hooks": patched,
     "several layers share": tied,
     "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
@@ -485,3 +492,45 @@ def test_auto_leaves_hosts_to_pytorch_whose_steps_it_does_faster() -> None:
     assert "PyTorch is faster" in obstacle
     exact = NativePasses(small)
     assert exact._flops == flops
+
+
+def test_a_norm_without_statistics_of_its_own_is_evaluated_in_whole_batches() -> None:
+    eager, native = both(lambda: of_task(of_vectors(without_statistics)))
+    train_epoch(eager)
+    train_epoch(native)
+    check_alike(eager, native)
+    expected = evaluate(eager, eager.task.validation, [all_off(eager)])
+    found = evaluate(native, native.task.validation, [all_off(native)])
+    torch.testing.assert_close(found.stats, expected.stats)
+    assert native.native is not None
+    (reason,) = native.native.reasons
+    assert "statistics of a batch" in reason
+
+
+def test_a_host_in_float64_trains_natively_and_its_seeds_by_pytorch() -> None:
+    """Alphas are float32, and a tape has one dtype."""
+    task = of_vectors(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    )
+    parts = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(task, name)
+        parts[name] = Split(split.x.double(), split.y)
+
+    def build() -> GraftedHost:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+        return graft(
+            model, ["0"], "mlp", example=torch.zeros(2, 4, dtype=torch.float64)
+        )
+
+    eager, native = both(lambda: of_task(replace(task, build_host=build, **parts)))
+    for training in (eager, native):
+        train_epoch(training)
+        plant(training, "r0c0", "norm", stage=S.BLENDING)
+        train_epoch(training)
+    assert native.native is not None
+    assert list(native.native.reasons) == [
+        "a network of torch.float32, torch.float64 has no compiled form"
+    ]
+    for name, tensor in state_of(eager).items():
+        torch.testing.assert_close(state_of(native)[name], tensor, rtol=1e-6, atol=1e-6)
