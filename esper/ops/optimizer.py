@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import unwrap
 from itertools import combinations
 from types import MappingProxyType
@@ -15,6 +15,9 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from esper.ops import _native
 
 _native.not_differentiable("adamw_step_", "sgd_step_", in_place=True)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+"""Data types of parameters."""
 
 
 class LightOptimizer(Optimizer):
@@ -31,24 +34,27 @@ class LightOptimizer(Optimizer):
 
 
 class Adam(LightOptimizer, torch.optim.Adam):
-    """``torch.optim.Adam``, bit for bit, without importing the compiler. It takes no closure."""
+    """``torch.optim.Adam``, bit for bit, without importing the compiler."""
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        unwrap(torch.optim.Adam.step)(self)
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        return unwrap(torch.optim.Adam.step)(self, closure)  # type: ignore[no-any-return]
 
 
 class FusedOptimizer(LightOptimizer):
     """Base class of optimizers whose step is one operator over all tensors of one optimizer, or of many.
 
-    The operator reads all that changes, such as the learning rate of each group, a 0-d tensor, from device memory, so a
-    captured step reads the new values. Parameters must be float32, bfloat16 or float64 on one device, and are skipped
-    while their gradient is None. ``state_dict`` is that of the optimizer of ``torch.optim``: each loads the other's.
+    The learning rate of each group is a 0-d float64 tensor that no other group shares. The operator reads it from
+    device memory, so a captured step reads the value that a scheduler filled in. ``group["lr"] = 0.1`` works as well:
+    the next step turns a number into a tensor. Options that are written to a group are read by the next step.
+
+    Parameters must be float32, bfloat16 or float64 on one device, and are skipped while their gradient is None.
+    ``state_dict`` is that of the optimizer of ``torch.optim``: each loads the other's.
     """
 
     operator: ClassVar[Callable[..., None]]
     options: ClassVar[tuple[str, ...]]
-    """Names of its last arguments, which groups that are stepped together share."""
+    """Names of its last arguments, which all groups of one call share."""
     kinds_of_state: ClassVar[int]
     """Number of lists of tensors of state that it takes."""
     fixed: ClassVar[Mapping[str, object]]
@@ -62,6 +68,51 @@ class FusedOptimizer(LightOptimizer):
     @abstractmethod
     def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
         """Returns the values of ``options`` in a group."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as other optimizers do; its learning rate becomes a tensor of its own.
+
+        Raises ValueError for negative numbers, and for options of torch's optimizer that this optimizer lacks.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check(group)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=_device_of(self))
+
+    def _check(self, group: dict[str, Any]) -> None:
+        numbers = dict(zip(self.options, self.options_of(group), strict=True))
+        for name in ("lr", "weight_decay"):
+            numbers[name] = float(group[name])
+        for name, value in numbers.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if len(set(group["params"])) < len(group["params"]):
+            raise ValueError("a parameter is in one group twice, and would be stepped twice")
+        for parameter in group["params"]:
+            if parameter.dtype not in DTYPES:
+                expected = ", ".join(map(str, DTYPES))
+                raise ValueError(f"Esper's {type(self).__name__} steps {expected}; got a parameter of {parameter.dtype}")
+        self.check_fixed(group)
+
+    def check_fixed(self, group: Mapping[str, Any], where: str = "got") -> None:
+        """Raises ValueError if a group has options that this optimizer lacks."""
+        for option, value in self.fixed.items():
+            if group.get(option, value) != value:
+                name = type(self).__name__
+                raise ValueError(f"{where} {option}={group[option]!r}, and Esper's {name} only does {value!r}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
+        state: dict[str, Any] = super().state_dict()
+        for group in state["param_groups"]:
+            for name, value in group.items():
+                if isinstance(value, Tensor):
+                    group[name] = value.item()
+        return state
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's has overloads
@@ -102,11 +153,8 @@ class FusedOptimizer(LightOptimizer):
         Raises:
             ValueError: other groups, several rates for groups that share one, or an option that this optimizer lacks.
         """
-        name = type(self).__name__
         for saved in state_dict["param_groups"]:
-            for option, value in self.fixed.items():
-                if saved.get(option, value) != value:
-                    raise ValueError(f"saved with {option}={saved[option]!r}, and Esper's {name} only does {value!r}")
+            self.check_fixed(saved, "saved with")
         before = self.param_groups  # replaced by loading
         rates = [float(saved["lr"]) for saved in state_dict["param_groups"]]
         with_rates = zip(before, rates, strict=False)  # torch refuses other groups below
@@ -118,7 +166,10 @@ class FusedOptimizer(LightOptimizer):
         for group, old, rate in zip(self.param_groups, before, rates, strict=True):
             for option in {"lr", "fused", "capturable"} & old.keys():
                 group[option] = old[option]
-            group["lr"].fill_(rate)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
             for parameter in group["params"]:
                 for name, value in self.state.get(parameter, {}).items():
                     self.state[parameter][name] = _as_operators_need(parameter, name, value)
@@ -134,41 +185,48 @@ def step_all(
 ) -> None:
     """Steps all groups of all optimizers in one call of their operator, without waiting for a GPU.
 
+    Groups with different options, such as momentum, take a call for each value.
+
     Args:
-        optimizers: optimizers of one class with equal options, such as momentum, whose parameters are on one device.
+        optimizers: optimizers of one class whose parameters are on one device.
         clip_coef: float32 or float64 ``[len(optimizers)]``, or ``[G]`` for all parameter groups, on that device:
             factors of gradients; None is 1. With a factor of 0 or NaN, parameters and their state stay as they are.
         grad_scale: one number on that device, by which the loss was multiplied.
         found_inf: one number on that device; if it is not 0, nothing is stepped.
 
     Raises:
-        ValueError: different options; with a coefficient for each optimizer, different numbers of groups.
+        ValueError: an option that the optimizers lack; with a coefficient for each optimizer, different numbers of
+            groups.
         RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
-    step = gathered(optimizers)
-    if step is None:
-        return
-    if clip_coef is not None and len(clip_coef) != len(step.rates):
-        clip_coef = _of_groups(clip_coef, optimizers)
-    step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
-    torch.autograd.graph.increment_version(step.params)
+    for step in gathered(optimizers):
+        if clip_coef is not None and len(clip_coef) != len(step.rates):
+            clip_coef = _of_groups(clip_coef, optimizers)
+        step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
+        torch.autograd.graph.increment_version(step.written)
 
 
 @dataclass(frozen=True)
 class GatheredStep:
-    """The step of many optimizers as one call of their operator."""
+    """The step of many optimizers as one call of their operator: the parameters whose groups have equal options."""
 
     operator: Callable[..., None]
-    params: list[Tensor]
-    grads: list[Tensor]
+    rates: list[Tensor]
+    """Learning rates of all groups, [G]."""
+    decays: list[float]
+    """Weight decays of all groups, [G]."""
+    options: tuple[float, ...]
     states: list[list[Tensor]]
     """A list of tensors for each kind of state."""
-    group_of: list[int]
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    group_of: list[int] = field(default_factory=list)
     """The group of each parameter, [N]."""
-    rates: list[Tensor]
-    """Learning rates of the groups, [G]."""
-    decays: list[float]
-    options: tuple[float, ...]
+
+    @property
+    def written(self) -> list[Tensor]:
+        """The tensors that the step writes to."""
+        return sum(self.states, self.params)
 
     def arguments(
         self,
@@ -181,40 +239,47 @@ class GatheredStep:
         return *tensors, clip_coef, grad_scale, found_inf, *self.options
 
 
-def gathered(optimizers: Sequence[FusedOptimizer]) -> GatheredStep | None:
-    """Gathers the parameters that have a gradient, with what their step needs; None without any.
-
-    Raises ValueError for different options.
-    """
-    if not optimizers:
-        return None
-    kind = type(optimizers[0])
-    params: list[Tensor] = []
-    grads: list[Tensor] = []
-    states: list[list[Tensor]] = [[] for _ in range(kind.kinds_of_state)]
-    group_of: list[int] = []
+def gathered(optimizers: Sequence[FusedOptimizer]) -> list[GatheredStep]:
+    """Gathers the parameters that have a gradient, with what their step needs: a step for each value of the options."""
+    steps: dict[tuple[float, ...], GatheredStep] = {}
     rates: list[Tensor] = []
     decays: list[float] = []
-    options = set()
     for optimizer in optimizers:
+        device = _device_of(optimizer)
         for group in optimizer.param_groups:
-            options.add(optimizer.options_of(group))
+            optimizer.check_fixed(group)
+            options = optimizer.options_of(group)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                params.append(parameter)
-                grads.append(parameter.grad)
-                group_of.append(len(rates))
-                for values, value in zip(states, optimizer.state_of(parameter, group), strict=False):
+                if options not in steps:
+                    states: list[list[Tensor]] = [[] for _ in range(optimizer.kinds_of_state)]
+                    steps[options] = GatheredStep(optimizer.operator, rates, decays, options, states)
+                step = steps[options]
+                step.params.append(parameter)
+                step.grads.append(parameter.grad)
+                step.group_of.append(len(rates))
+                for values, value in zip(step.states, optimizer.state_of(parameter, group), strict=False):
                     values.append(value)
-            rates.append(group["lr"])
+            rates.append(_rate_of(group, device))
             decays.append(float(group["weight_decay"]))
-    if len(options) > 1:
-        names = ", ".join(kind.options)
-        raise ValueError(f"groups that are stepped together have one ({names}), not {sorted(options)}")
-    if not params:
-        return None
-    return GatheredStep(kind.operator, params, grads, states, group_of, rates, decays, options.pop())
+    return list(steps.values())
+
+
+def _device_of(optimizer: Optimizer) -> torch.device:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return cast(Tensor, parameter).device
+    return torch.device("cpu")
+
+
+def _rate_of(group: dict[str, Any], device: torch.device) -> Tensor:
+    """Returns the learning rate of a group, a tensor on ``device``: a number that was written to it becomes one."""
+    rate = group["lr"]
+    if not isinstance(rate, Tensor) or rate.device != device:
+        rate = torch.tensor(float(rate), dtype=torch.float64, device=device)
+        group["lr"] = rate
+    return rate
 
 
 def _of_groups(coef: Tensor, optimizers: Sequence[Optimizer]) -> Tensor:
@@ -238,7 +303,6 @@ def _as_operators_need(parameter: Tensor, name: str, value: Any) -> Any:
 class SGD(FusedOptimizer):
     """``torch.optim.SGD`` with dampening 0, whose step is one operator that also clips and skips.
 
-    The learning rate of each group is a float64 tensor of its own, which learning rate schedulers fill in place.
     Momentum buffers start at zero.
     """
 
@@ -252,53 +316,32 @@ class SGD(FusedOptimizer):
         params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.0,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        **others: Any,
     ) -> None:
-        """Takes the arguments of ``torch.optim.SGD``.
-
-        If ``lr`` is a 0-d tensor on the parameters' device, the first group uses that very tensor.
+        """Takes the arguments of ``torch.optim.SGD``, in its order; every group gets a copy of ``lr``.
 
         Raises:
-            ValueError: a negative number, or nesterov without momentum.
+            ValueError: a negative number, nesterov without momentum, or an option that this optimizer lacks.
         """
-        for name, value in (("lr", float(lr)), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if nesterov and momentum == 0:
-            raise ValueError("nesterov needs momentum")
         options = {
             "lr": lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
             **self.fixed,
+            "dampening": dampening,
             "foreach": None,  # as the state of torch.optim.SGD has them
             "fused": None,
         }
-        super().__init__(params, options)
+        super().__init__(params, options | _known(others, (*self.fixed, "foreach", "fused")))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as other optimizers do; its learning rate becomes a tensor of its own."""
-        super().add_param_group(param_group)
-        *others, group = self.param_groups
-        rate = group["lr"]
-        device = torch.device("cpu")
-        if group["params"]:
-            device = group["params"][0].device
-        if not isinstance(rate, Tensor) or rate.device != device:
-            group["lr"] = torch.tensor(float(rate), dtype=torch.float64, device=device)
-        elif any(rate is other["lr"] for other in others):
-            group["lr"] = rate.clone()  # else a scheduler would fill one tensor once per group
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
-        state: dict[str, Any] = super().state_dict()
-        for group in state["param_groups"]:
-            for name, value in group.items():
-                if isinstance(value, Tensor):
-                    group[name] = value.item()
-        return state
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        if group["nesterov"] and group["momentum"] == 0:
+            raise ValueError("nesterov needs momentum")
 
     def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
         """Returns the momentum buffer, zeros the first time; () without momentum."""
@@ -316,7 +359,8 @@ class SGD(FusedOptimizer):
 class AdamW(FusedOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` (Loshchilov and Hutter 2019), whose step is one operator that also clips and skips.
 
-    Only parameters of two dimensions or more decay, not biases and the scales of normalisation layers.
+    Only parameters of two dimensions or more decay, not biases and the scales of normalisation layers; a group that is
+    given as a dict decays as it says.
     """
 
     operator = torch.ops.esper.adamw_step_.default
@@ -333,34 +377,34 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     def __init__(
         self,
-        params: Sequence[Tensor],
-        lr: Tensor,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **others: Any,
     ) -> None:
-        """Takes the arguments of ``torch.optim.AdamW``, but a sequence of parameters, and a rate that is a tensor.
+        """Takes the arguments of ``torch.optim.AdamW``, in its order; every group gets a copy of ``lr``.
 
-        ``lr`` is a float32 or float64 scalar on the device of ``params``, which all groups use as it is: to change it,
-        fill it.
+        Parameters that are not in dicts make two groups: those that decay, and those that do not.
 
-        Raises ValueError for numbers out of range.
+        Raises ValueError for numbers out of range and options that this optimizer lacks.
         """
-        matrices = [p for p in params if p.dim() > 1]
-        vectors = [p for p in params if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = _split(params)
+        known = {**self.fixed, "amsgrad": amsgrad}
+        known |= _known(others, (*self.fixed, "foreach", "fused", "capturable"))
+        self.check_fixed(known)
         super().__init__(
             groups,
-            lr,
+            float(lr),
             betas,
             eps,
             weight_decay,
             fused=True,
-            capturable=any(p.is_cuda for p in params),
         )
+        for group in self.param_groups:
+            group["capturable"] = any(p.is_cuda for p in group["params"])
 
     def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
         """Returns the first and second moments, and the count of steps; zeros the first time."""
@@ -374,3 +418,32 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
     def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]
         return float(beta1), float(beta2), float(group["eps"])
+
+
+def _known(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns options by keyword. Raises TypeError for one that is not in ``names``."""
+    for name in options:
+        if name not in names:
+            raise TypeError(f"unknown option {name!r}; known: {', '.join(names)}")
+    return options
+
+
+def _split(params: ParamsT) -> Any:
+    """Splits parameters into a group that decays and one that does not; groups that are dicts stay."""
+    if isinstance(params, Tensor | Mapping):
+        return params  # torch refuses it
+    found: list[Any] = list(params)
+    matrices = []
+    vectors = []
+    for item in found:
+        parameter = item[1] if isinstance(item, tuple) else item  # named parameters are (name, tensor)
+        if not isinstance(parameter, Tensor):
+            return found
+        (matrices if parameter.dim() > 1 else vectors).append(item)
+    if not found:
+        return found
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    if isinstance(found[0], tuple):
+        for group in groups:
+            group["param_names"] = []  # torch overwrites it, except in an empty group
+    return groups

@@ -335,14 +335,12 @@ def _make_optimizer(
     """Returns the task's optimizer for the parameters of ``module``; steps read the scalar ``rate`` on the device."""
     optimizer: SGD | AdamW
     if task.optimizer == "adamw":
-        optimizer = AdamW(
-            list(module.parameters()),
-            rate,
-            (task.momentum, task.beta2),
-            weight_decay=weight_decay,
-        )
+        betas = (task.momentum, task.beta2)
+        optimizer = AdamW(module.parameters(), betas=betas, weight_decay=weight_decay)
     else:
-        optimizer = SGD(module.parameters(), rate, task.momentum, weight_decay)
+        optimizer = SGD(module.parameters(), momentum=task.momentum, weight_decay=weight_decay)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.zero_state()
     return optimizer
 
