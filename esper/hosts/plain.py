@@ -266,7 +266,7 @@ def _traced(module: nn.Module) -> fx.GraphModule:
     """Returns ``module`` without classes of Esper, with the same parameters."""
     for path, layer in list(module.named_modules()):
         if isinstance(layer, NormReluPool):
-            module.set_submodule(path, _unfused(layer))
+            module.set_submodule(path, layer.unfused())
     for host in module.modules():
         if isinstance(host, SegmentedHost):
             host.take_up_segments()
@@ -279,16 +279,6 @@ def _traced(module: nn.Module) -> fx.GraphModule:
     for node in graph.nodes:
         node.type = None  # annotations that are strings, as in Esper's files, cannot be saved
     return fx.GraphModule(module, graph, class_name="Grown")
-
-
-def _unfused(layer: NormReluPool) -> nn.Sequential:
-    norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
-    norm.to(layer.weight.device, layer.weight.dtype)
-    norm.load_state_dict(layer.state_dict())
-    layers = nn.Sequential(norm, nn.ReLU())
-    if layer.pool:
-        layers.append(nn.MaxPool2d(2))
-    return layers.train(layer.training)
 
 
 def _plain_hook(seed: Seed, alpha: float, output: object) -> fx.GraphModule:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import ChannelScale, Seed
 from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
@@ -274,7 +274,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     _append(first, new_first, ("bias",))
     _set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
-        if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
+        if isinstance(layer, _NormBase):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
             layer.num_features = width
     columns = alpha * new_last.get_parameter("weight").double()

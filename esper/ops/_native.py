@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 VARIABLE = "ESPER_REQUIRE_NATIVE"
 REPAIR_COMMAND = "pip install --force-reinstall --no-deps -e ."
@@ -153,6 +154,40 @@ def not_differentiable(*names: str, in_place: bool = False) -> None:
         _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
         if in_place:
             torch.library.register_fake(f"esper::{name}", lambda *_, **__: None)
+
+
+def writing(operator: Any) -> Callable[..., None]:
+    """Returns ``operator``, which writes into arguments, as a function that raises their versions.
+
+    Autograd ignores the operator, and would otherwise not notice that a tensor that it has saved was changed.
+    """
+    written = [
+        (place, argument.name)
+        for place, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+    def call(*arguments: Any, **named: Any) -> None:
+        refuse_forward_mode(operator._schema.name)
+        try:
+            operator(*arguments, **named)
+        finally:
+            if not torch.compiler.is_compiling():  # the compiler raises them by itself
+                for place, name in written:
+                    argument = arguments[place] if place < len(arguments) else named.get(name)
+                    if argument is not None:
+                        torch.autograd.graph.increment_version(argument)
+
+    return call
+
+
+def refuse_forward_mode(name: str) -> None:
+    """Raises NotImplementedError while forward-mode derivatives are computed, which the operator would leave out."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            f"{name} cannot be differentiated in forward mode (jvp, jacfwd, dual numbers); use reverse mode, or the "
+            "functions of PyTorch"
+        )
 
 
 def built_with() -> str:

@@ -11,7 +11,7 @@ from esper.ops import _native
 ACCUMULATOR_FIELDS = ("loss_sum", "correct", "count", "batches", "not_finite")
 
 _native.not_differentiable("accumulate_", in_place=True)
-_accumulate = torch.ops.esper.accumulate_.default
+_accumulate = _native.writing(torch.ops.esper.accumulate_.default)
 
 
 class Accumulators:
@@ -64,6 +64,12 @@ class Accumulators:
         self._buffer = buffer  # uint8 [bytes]
         self.block = buffer[:head].view(torch.float64).view(envs, configurations, fields)
         self.correct = buffer[head:].view(dtype).view(shape)
+
+    def __getstate__(self) -> tuple[Tensor, tuple[int, ...], torch.dtype]:
+        return self._buffer, tuple(self.correct.shape), self.correct.dtype
+
+    def __setstate__(self, state: tuple[Tensor, tuple[int, ...], torch.dtype]) -> None:
+        self._view(*state)  # copies and pickles would make the views tensors of their own
 
     def read(self) -> Accumulators:
         """Returns a copy on the CPU, made by one transfer; on a GPU this waits for the device."""

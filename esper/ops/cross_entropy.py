@@ -19,7 +19,7 @@ _TWICE = (
 _functional = torch.ops.esper.cross_entropy.default
 _forward = torch.ops.esper.cross_entropy_forward.default
 _gradient = torch.ops.esper.cross_entropy_backward.default
-_into = torch.ops.esper.cross_entropy_into.default
+_into = _native.writing(torch.ops.esper.cross_entropy_into.default)
 
 
 class CrossEntropy(NamedTuple):
@@ -65,7 +65,9 @@ def cross_entropy(
     Raises:
         RuntimeError: other shapes or dtypes, two devices, ``label_smoothing`` outside [0, 1]; on the CPU also a target
             outside 0..C-1. Checking that on CUDA would need a sync: there the sample's loss and gradient are NaN.
+        NotImplementedError: forward-mode derivatives.
     """
+    _native.refuse_forward_mode("esper::cross_entropy")
     if torch.compiler.is_compiling():
         loss, correct, stats, _ = _functional(logits, targets, ignore_index, label_smoothing)
     elif logits.requires_grad and torch.is_grad_enabled():

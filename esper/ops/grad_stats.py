@@ -34,7 +34,7 @@ _native.not_differentiable("grad_stats")
 _native.not_differentiable("grad_stats.out", in_place=True)
 
 _functional = torch.ops.esper.grad_stats.default
-_into = torch.ops.esper.grad_stats.out
+_into = _native.writing(torch.ops.esper.grad_stats.out)
 
 
 class GradStats:
@@ -103,6 +103,7 @@ def grad_stats(
     Raises:
         RuntimeError: an unsupported dtype, gradients on several devices, a bound that is not positive, or an ``out`` of
             other sizes.
+        NotImplementedError: gradients that can be differentiated themselves, except under ``torch.no_grad()``.
     """
     gradients = []
     sizes = []
@@ -111,6 +112,12 @@ def grad_stats(
         gradients.extend(present)
         sizes.append(len(present))
 
+    _native.refuse_forward_mode("esper::grad_stats")
+    if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
+        raise NotImplementedError(
+            "grad_stats cannot be differentiated, and these gradients can (create_graph=True): call it under "
+            "torch.no_grad() to measure them, or use torch.linalg.vector_norm"
+        )
     if out is None:
         if gradients:
             fields, norms = _functional(gradients, sizes, max_norm, exploding_norm)

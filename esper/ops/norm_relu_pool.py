@@ -3,12 +3,15 @@
 The operator is functional; from the statistics that it returns, a second one updates the running statistics.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 
 from esper.ops import _native
 from esper.ops._native import Once
@@ -27,7 +30,7 @@ _TWICE = "norm_relu_pool can be differentiated once; use the three modules for h
 _functional = torch.ops.esper.norm_relu_pool.default
 _forward = torch.ops.esper.norm_relu_pool_forward.default
 _backward = torch.ops.esper.norm_relu_pool_backward.default
-_update = torch.ops.esper.norm_relu_pool_update_.default
+_update = _native.writing(torch.ops.esper.norm_relu_pool_update_.default)
 
 
 def norm_relu_pool(
@@ -60,7 +63,9 @@ def norm_relu_pool(
 
     Raises:
         RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
+        NotImplementedError: forward-mode derivatives.
     """
+    _native.refuse_forward_mode("esper::norm_relu_pool")
     run: Callable[..., Any] = _forward
     if torch.compiler.is_compiling():
         run = _functional
@@ -155,14 +160,20 @@ def _fake_backward(
     return gradient, torch.empty_like(weight), torch.empty_like(bias)
 
 
-class NormReluPool(nn.BatchNorm2d):
+class NormReluPool(_NormBase):
     """Replaces ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
 
     Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. A call may leave out the pool, to put an
     operation between ReLU and a pool outside, with bit-identical results. The operator supports float32 and bfloat16
-    inputs in channels_last with float32 parameters. Other inputs use the three PyTorch functions, which is an error
-    with ``ESPER_REQUIRE_NATIVE=1``; :meth:`unserved` gives the reason.
+    inputs in channels_last with float32 parameters. Other inputs, and forward-mode derivatives, use the three PyTorch
+    functions, which is an error with ``ESPER_REQUIRE_NATIVE=1``; :meth:`unserved` gives the reason.
+
+    It is no subclass of ``nn.BatchNorm2d``: tools that replace those by another class, such as
+    ``nn.SyncBatchNorm.convert_sync_batchnorm``, would drop ReLU and pool. They leave this module as it is; for such a
+    tool, put the modules of :meth:`unfused` in its place.
     """
+
+    _check_input_dim = nn.BatchNorm2d._check_input_dim
 
     def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:
         """Takes the arguments of ``nn.BatchNorm2d``, and ``pool``."""
@@ -183,7 +194,19 @@ class NormReluPool(nn.BatchNorm2d):
             return "the module has no float32 weight and bias"
         if input.numel() == 0:
             return "the input is empty"
+        if forward_ad._current_level >= 0:
+            return "the operator has no forward-mode derivative"
         return None
+
+    def unfused(self) -> nn.Sequential:
+        """Returns a copy as PyTorch's modules: ``nn.BatchNorm2d``, ``nn.ReLU`` and, with ``pool``, ``nn.MaxPool2d``."""
+        norm = nn.BatchNorm2d(self.num_features, self.eps, self.momentum, self.affine, self.track_running_stats)
+        norm._parameters = copy.deepcopy(self._parameters)
+        norm._buffers = copy.deepcopy(self._buffers)
+        layers = nn.Sequential(norm, nn.ReLU())
+        if self.pool:
+            layers.append(nn.MaxPool2d(2))
+        return layers.train(self.training)
 
     def forward(self, input: Tensor, pool: bool | None = None) -> Tensor:
         """Maps ``[N, C, H, W]`` to the same shape, or with ``pool`` to ``[N, C, H // 2, W // 2]``; the dtype stays.
@@ -195,7 +218,7 @@ class NormReluPool(nn.BatchNorm2d):
         reason = self.unserved(input)
         if reason is not None:
             _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
-            output = F.relu(super().forward(input))
+            output = F.relu(nn.BatchNorm2d.forward(self, input))  # type: ignore[arg-type]
             return F.max_pool2d(output, 2) if pool else output
 
         gathered = not self.training and self.running_mean is not None

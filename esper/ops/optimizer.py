@@ -203,7 +203,6 @@ def step_all(
         if clip_coef is not None and len(clip_coef) != len(step.rates):
             clip_coef = _of_groups(clip_coef, optimizers)
         step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
-        torch.autograd.graph.increment_version(step.written)
 
 
 @dataclass(frozen=True)
@@ -222,11 +221,6 @@ class GatheredStep:
     grads: list[Tensor] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
     """The group of each parameter, [N]."""
-
-    @property
-    def written(self) -> list[Tensor]:
-        """The tensors that the step writes to."""
-        return sum(self.states, self.params)
 
     def arguments(
         self,
@@ -306,7 +300,7 @@ class SGD(FusedOptimizer):
     Momentum buffers start at zero.
     """
 
-    operator = torch.ops.esper.sgd_step_.default
+    operator = staticmethod(_native.writing(torch.ops.esper.sgd_step_.default))
     options = ("momentum", "nesterov")
     kinds_of_state = 1
     fixed = MappingProxyType({"dampening": 0, "maximize": False, "differentiable": False})
@@ -363,7 +357,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
     given as a dict decays as it says.
     """
 
-    operator = torch.ops.esper.adamw_step_.default
+    operator = staticmethod(_native.writing(torch.ops.esper.adamw_step_.default))
     options = ("beta1", "beta2", "eps")
     kinds_of_state = 3
     fixed = MappingProxyType(

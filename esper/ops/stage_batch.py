@@ -9,8 +9,8 @@ from esper.ops import _native
 
 _native.not_differentiable("stage_images", "stage_tokens", in_place=True)
 
-_images = torch.ops.esper.stage_images.default
-_tokens = torch.ops.esper.stage_tokens.default
+_images = _native.writing(torch.ops.esper.stage_images.default)
+_tokens = _native.writing(torch.ops.esper.stage_tokens.default)
 
 
 def normalisation_table(

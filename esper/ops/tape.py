@@ -281,7 +281,7 @@ class Program:
             the output [B, C, H, W].
         """
         output = x.new_empty((len(x), *self.output_shape))
-        torch.ops.esper.tape_pass_(
+        _tape_pass(
             *self.arguments,
             x.detach().contiguous(),
             output,
@@ -292,6 +292,7 @@ class Program:
         return output
 
 
+_tape_pass = _native.writing(torch.ops.esper.tape_pass_.default)
 Writer = Callable[[Tape, Any, int], int]
 WRITERS: dict[type[nn.Module], Writer] = {}
 """Functions that append a module of their type to a tape."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from esper.data.objective import ClassObjective
 from esper.data.split import Split
+from esper.ops import _native
 from esper.ops.optimizer import gathered
 from esper.ops.tape import Program, Shape, Unsupported
 from esper.training.executor import Cancelled
@@ -30,6 +31,12 @@ from esper.training.native_program import (
 )
 from esper.training.seed_pool import ParameterGroup
 
+_scores = _native.writing(torch.ops.esper.tape_scores_.default)
+_EPOCHS = {
+    "sgd": _native.writing(torch.ops.esper.tape_epoch_sgd_.default),
+    "adamw": _native.writing(torch.ops.esper.tape_epoch_adamw_.default),
+}
+"""Operators of epochs by the optimizer's name."""
 Made = TypeVar("Made")
 MAX_PROGRAMS = 32
 """Programs of a host that are kept."""
@@ -112,7 +119,7 @@ class NativePasses:
         sums = totals.stats(count)
         for start in range(0, len(split), size):
             stop = min(start + size, len(split))
-            torch.ops.esper.tape_scores_(
+            _scores(
                 *program.arguments,
                 program.ends,
                 outputs,
@@ -207,11 +214,8 @@ class NativePasses:
         config = training.config.task
         stats = training.gradient_stats
         self._progress.zero_()
-        operator = torch.ops.esper.tape_epoch_sgd_
-        if config.optimizer == "adamw":
-            operator = torch.ops.esper.tape_epoch_adamw_
         try:
-            operator(
+            _EPOCHS[config.optimizer](
                 *program.arguments,
                 program.ends,
                 feed.split.x,
@@ -246,6 +250,5 @@ class NativePasses:
             done = int(self._progress)
             training.batch = min(done, max(feed.batches - 1, 0))
             stats.batches += done
-            torch.autograd.graph.increment_version(step.params)
         if done < feed.batches:
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {done}")

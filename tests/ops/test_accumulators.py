@@ -1,11 +1,22 @@
 """The accumulators: rows of one buffer, written by `accumulate_` and `cross_entropy_into`."""
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from tests.ops.test_cross_entropy import sample
+
+
+COPIES = [
+    copy.deepcopy,
+    lambda one: pickle.loads(pickle.dumps(one)),
+    lambda one: copy.deepcopy({"a": [one]})["a"][0],
+]
 
 
 def test_accumulate_adds_to_one_row() -> None:
@@ -177,3 +188,18 @@ def test_opcheck() -> None:
             0.0,
         )
         torch.library.opcheck(torch.ops.esper.cross_entropy_into.default, arguments)
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_copies_read_what_is_added_to_them(
+    copied: Callable[[Accumulators], Accumulators],
+) -> None:
+    stats = cross_entropy(torch.randn(4, 3), torch.tensor([0, 1, 2, 0])).stats
+    first = Accumulators(2, 1, 4)
+    accumulate_(first, 1, stats)
+    other = copied(first)
+    accumulate_(other, 0, stats)
+    assert other.read().block[:, 0, 2].tolist() == [4, 4]
+    assert first.read().block[:, 0, 2].tolist() == [0, 4]
+    other.correct[1, 0, 2] = 1
+    assert other.read().correct[1, 0].tolist() == [0, 0, 1, 0]

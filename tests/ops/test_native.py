@@ -5,14 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import esper
 from esper.ops import _native
 from esper.ops._native import Once
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
+from esper.ops.grad_stats import grad_stats
+from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
+from esper.ops.optimizer import SGD, AdamW, FusedOptimizer
+from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
+from esper.ops.tape import Tape
 
 MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
 
@@ -153,3 +162,153 @@ def test_a_gradient_is_passed_on_and_differentiating_it_is_an_error() -> None:
     assert gradient.tolist() == [2.0]
     with pytest.raises(RuntimeError, match="only once"):
         gradient.sum().backward()
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
+
+
+def stepped(kind: type[FusedOptimizer]) -> tuple[Callable[[], object], list[Tensor]]:
+    parameter = nn.Parameter(torch.ones(2, 2))
+    parameter.grad = torch.ones(2, 2)
+    options = {"momentum": 0.9} if kind is SGD else {}
+    optimizer = kind([parameter], lr=0.1, **options)
+    optimizer.zero_state()
+    return optimizer.step, [parameter, *optimizer.state[parameter].values()]
+
+
+def written() -> dict[str, tuple[Callable[[], object], list[Tensor]]]:
+    """Calls that write into arguments, by operator, with all tensors that they write to."""
+    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    stats = cross_entropy(logits, targets).stats
+    sums = Accumulators(2, 1, 4)
+    measured = grad_stats([[torch.ones(3)]])
+    grad_stats([[torch.ones(3)]], out=measured)
+    norm = NormReluPool(4)
+    image = torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last)
+    images = torch.zeros(4, 4, 4, 1, dtype=torch.uint8)
+    table = normalisation_table([0.5], [0.5])
+    batch = torch.zeros(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    labels = torch.zeros(2, dtype=torch.int64)
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+    chosen = torch.arange(2)
+    tape = Tape((4, 1, 1))
+    tape.add(nn.Linear(4, 2), 0)
+    program = tape.program()
+    gradient = torch.zeros(2, 4)
+    return {
+        "accumulate_": (lambda: accumulate_(sums, 0, stats), [sums.block]),
+        "cross_entropy_into": (
+            lambda: cross_entropy_into(logits, targets, sums, 0, first=0),
+            [sums.block, sums.correct],
+        ),
+        "grad_stats.out": (
+            lambda: grad_stats([[torch.ones(3)]], out=measured),
+            [measured.fields, measured.norms],
+        ),
+        "norm_relu_pool_update_": (lambda: norm(image), list(norm.buffers())),
+        "stage_images": (
+            lambda: stage_images(
+                images, chosen, table, targets=targets, out=batch, targets_out=labels
+            ),
+            [batch, labels],
+        ),
+        "stage_tokens": (
+            lambda: stage_tokens(tokens, chosen, out=tokens),
+            [tokens],
+        ),
+        "sgd_step_": stepped(SGD),
+        "adamw_step_": stepped(AdamW),
+        "tape_pass_": (
+            lambda: program.run(
+                torch.ones(2, 4), torch.ones(2, 2, 1, 1), input_gradient=gradient
+            ),
+            [*program.gradients, gradient],
+        ),
+    }
+
+
+@pytest.mark.parametrize("operator", written())
+def test_what_an_operator_writes_to_gets_another_version(operator: str) -> None:
+    call, tensors = written()[operator]
+    before = versions_of(tensors)
+    call()
+    after = versions_of(tensors)
+    assert all(new > old for new, old in zip(after, before, strict=True)), after
+
+
+def test_autograd_notices_that_an_operator_has_overwritten_a_saved_tensor() -> None:
+    weight = torch.ones(1, 1, 4, 4, requires_grad=True)
+    batch = torch.zeros(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    loss = (weight * batch).sum()
+    images = torch.zeros(2, 4, 4, 1, dtype=torch.uint8)
+    stage_images(
+        images, torch.arange(2), normalisation_table([0.5], [0.5]), out=batch
+    )
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_every_operator_that_writes_raises_versions() -> None:
+    """Its only mention is the argument of `writing`."""
+    sources = [file.read_text() for file in Path(esper.__file__).parent.rglob("*.py")]
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("esper::"):
+            continue
+        packet, _, overload = name.removeprefix("esper::").partition(".")
+        operator = getattr(getattr(torch.ops.esper, packet), overload or "default")
+        writes = [
+            argument.alias_info is not None for argument in operator._schema.arguments
+        ]
+        mention = f"torch.ops.esper.{packet}.{overload or 'default'}"
+        for source in sources:
+            uses = source.count(mention)
+            assert source.count(f"_native.writing({mention})") == uses * any(writes)
+            assert not any(writes) or source.count(f"esper.{packet}(") == 0
+
+
+def forward_mode() -> dict[str, Callable[[Tensor], object]]:
+    """Functions of a tensor [4, 3] that run operators."""
+    targets = torch.tensor([0, 1, 2, 0])
+    four = (1, 3, 2, 2)
+    one = torch.ones(3)
+    sums = Accumulators(1, 1, 4)
+    optimizer = SGD([nn.Parameter(torch.ones(2))])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+
+    def normalised(x: Tensor) -> Tensor:
+        image = x.reshape(four).to(memory_format=torch.channels_last)
+        return norm_relu_pool(image, one, one)[0]
+
+    return {
+        "cross_entropy": lambda x: cross_entropy(x, targets).loss,
+        "cross_entropy_into": lambda x: cross_entropy_into(x, targets, sums, 0),
+        "norm_relu_pool": normalised,
+        "grad_stats": lambda x: grad_stats([[x]]).norm,
+        "sgd_step_": lambda x: optimizer.step() or x,
+    }
+
+
+@pytest.mark.parametrize("operator", forward_mode())
+def test_operators_refuse_forward_mode(operator: str) -> None:
+    function = forward_mode()[operator]
+    x = torch.randn(4, 3)
+    message = rf"esper::{operator}\S* cannot be differentiated in forward mode"
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jvp(function, (x,), (x,))
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match=message),
+    ):
+        function(torch.autograd.forward_ad.make_dual(x, x))
+    function(x)
+
+
+def test_gradients_that_can_be_differentiated_are_not_measured_silently() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="call it under torch.no_grad()"):
+        grad_stats([[gradient]])
+    with torch.no_grad():
+        norm = grad_stats([[gradient]]).norm.item()
+    assert norm == pytest.approx(gradient.norm().item())

@@ -1,6 +1,7 @@
 """`NormReluPool` in the place of `nn.BatchNorm2d`: same parameters, buffers, state and behaviour."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,7 +90,74 @@ def test_state_is_that_of_batch_norm() -> None:
         n for n, _ in plain.named_parameters()
     ]
     plain.load_state_dict(fused.state_dict())
-    assert isinstance(fused, nn.BatchNorm2d)
+
+
+class Other(nn.Module):
+    """What a tool puts in the place of a norm, with only the attributes of norms."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.zeros_like(input)
+
+
+def replaced(module: nn.Module) -> nn.Module:
+    """Puts another layer in the place of each BatchNorm, as tools for quantisation and fine-tuning do."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            setattr(module, name, Other(child))
+    return module
+
+
+@pytest.mark.parametrize(
+    "tool", [nn.SyncBatchNorm.convert_sync_batchnorm, replaced, copy.deepcopy]
+)
+@pytest.mark.parametrize("pool", [True, False])
+def test_tools_that_replace_norms_drop_neither_relu_nor_pool(
+    tool: Callable[[nn.Module], nn.Module], pool: bool
+) -> None:
+    net = nn.Sequential(pair(pool)[0]).eval()
+    expected = net(batch(0))
+    assert torch.equal(tool(copy.deepcopy(net))(batch(0)), expected)
+
+
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"affine": False}, {"track_running_stats": False}]
+)
+def test_the_unfused_modules_compute_the_same(
+    pool: bool, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ESPER_REQUIRE_NATIVE", raising=False)
+    fused, _ = pair(pool, **arguments)
+    fused(batch(1))
+    for part in fused.parameters():
+        part.requires_grad_(False)
+    apart = fused.eval().unfused()
+    kinds = [nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]
+    assert [type(layer) for layer in apart] == kinds[: 2 + pool]
+    torch.testing.assert_close(apart(batch(0)), fused(batch(0)), rtol=1e-5, atol=1e-5)
+    assert not any(part.requires_grad for part in apart.parameters())
+    with torch.no_grad():
+        for part in (*apart.parameters(), *apart.buffers()):
+            part.zero_()
+    assert bool(fused(batch(0)).any()), "they share no memory"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_mode_goes_through_pytorch(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ESPER_REQUIRE_NATIVE", raising=False)
+    fused, plain = pair(True, track_running_stats=not training)
+    fused.train(training)
+    plain.train(training)
+    x, along = batch(0), batch(1)
+    mine = torch.func.jvp(fused, (x,), (along,))
+    theirs = torch.func.jvp(lambda x: three(plain, x, True), (x,), (along,))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_the_pool_can_move_outside_at_any_time() -> None:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
@@ -265,7 +265,7 @@ def _resized(
 
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
-    if not isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
+    if not isinstance(layer, _NormBase):
         return copy.deepcopy(layer)
     options = {}
     if isinstance(layer, NormReluPool):
