@@ -66,11 +66,11 @@ class ControllerSpec:
             return replace(cls.of(_name_of(controller)), make=controller)
         code = re.fullmatch(r"([^:]+\.py)(?::(.*))?", controller)
         if code:
-            return cls(controller, FORM, code[1], code[2] or "")
+            return cls(controller, FORM, os.path.expanduser(code[1]), code[2] or "")
         kind, _, path = controller.partition(":")
         if not path:
             kind = controller  # with a colon that nothing follows, it is no kind
-        return cls(controller, kind, path)
+        return cls(controller, kind, os.path.expanduser(path))  # a shell leaves a tilde behind a colon
 
     @property
     def is_code(self) -> bool:

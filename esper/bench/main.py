@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 
 from esper.bench import CASES, REMOVED
+from esper.config.given_path import PATH
 from esper.config.task import Optimizer, Precision
 
 # Console width without a terminal, so that no cell wraps.
@@ -19,7 +20,6 @@ SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. C
 TASK_HELP = "Of train-task, grow-task and workers: a task, or path.py:function."
 SECONDS_HELP = "Stop a comparison after this time, once each side has had three turns."
 DEVICE = click.Choice(["auto", "cpu", "cuda"])
-FILE = click.Path(path_type=Path)
 
 
 def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,9 +36,7 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.argument("cases", nargs=-1, callback=_known)
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
-@click.option(
-    "--task", default="digits", show_default=True, help=TASK_HELP
-)
+@click.option("--task", default="digits", show_default=True, help=TASK_HELP)
 @click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="Of the same: instead of the task's own.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), help="Of the same: of both sides.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
@@ -46,9 +44,9 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.option("--threads", default=1, type=click.IntRange(min=1), help="Per operator; bars are defined for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
 @click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0), help=SECONDS_HELP)
-@click.option("--json", "json_file", type=FILE, help="Also write the results as a JSON list.")
-@click.option("--markdown", "markdown_file", type=FILE, help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=FILE, help="Also write a trace of one turn of Esper's side of each case.")
+@click.option("--json", "json_file", type=PATH, help="Also write the results as a JSON list.")
+@click.option("--markdown", "markdown_file", type=PATH, help="Also write a Markdown page.")
+@click.option("--profile", "trace_file", type=PATH, help="Also write a trace of one turn of Esper's side of each case.")
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],

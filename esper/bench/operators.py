@@ -39,7 +39,7 @@ DECAY = 5e-4
 
 def sgd(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the clipped step."""
-    own = [SGD(vectors, LR, MOMENTUM, DECAY) for vectors in parameters(device, size)]
+    own = [SGD(vectors, LR, MOMENTUM, weight_decay=DECAY) for vectors in parameters(device, size)]
     make = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
     yield _clipped_step("sgd", size, own, make)
 

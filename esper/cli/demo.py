@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from esper.cli.options import PATH, new_folder
+from esper.cli.options import new_folder
 from esper.config import TrainingConfig
+from esper.config.given_path import PATH
 
 ROUNDS = 2
 """Rounds of eight hosts: enough pairs for a verdict."""

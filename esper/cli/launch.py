@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 Otherwise ranks that were started again find the addresses of those before them, and wait for those forever
 (https://github.com/pytorch/pytorch/issues/135712).
 """
+WAITING_SECONDS = 10
+"""Seconds of waiting for other ranks to start until the command says so."""
+ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that say which ranks meet, and where."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -104,6 +109,8 @@ class RankOptions:
     @property
     def restarted(self) -> bool:
         """True in a process that was started again after a failure, or may have been: a machine counts its own only."""
+        if "RANK" not in os.environ:  # what a launcher left in a shell
+            return False
         several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
         return _number("TORCHELASTIC_RESTART_COUNT") > 0 or (several and _number("TORCHELASTIC_MAX_RESTARTS") > 0)
 
@@ -152,7 +159,7 @@ class RankOptions:
         ranks = None
         try:
             with ExitStack() as stack:
-                with signals_end():
+                with signals_end(), waiting_reported():
                     ranks = stack.enter_context(RunRanks.joined(self.timeout_minutes))
                 yield ranks
         except (click.Abort, KeyboardInterrupt):
@@ -169,7 +176,7 @@ class RankOptions:
             new: the folder of something new, which must be empty.
 
         Raises:
-            ConfigError: ``new`` is not empty.
+            ConfigError: ``new`` is not empty, or an argument names a pipe.
             click.ClickException: a rank was killed, or ended by itself; the message names it, and the signal or code.
             click.exceptions.Exit: rank 0 has ended with an error or was interrupted, which it has reported.
         """
@@ -179,6 +186,7 @@ class RankOptions:
 
         from esper.files.run_folder import require_empty
 
+        refuse_pipes(sys.argv)
         if new is not None:
             require_empty(new)
         processes = self.processes or fitting(config)
@@ -231,6 +239,16 @@ def fitting(config: TrainingConfig) -> int:
     return min(usable_cores() if devices[0].type == "cpu" else len(devices), hosts)
 
 
+def refuse_pipes(arguments: Sequence[str]) -> None:
+    """Raises ConfigError if an argument, or what stands behind = or : in it, is a pipe, which is read only once."""
+    for argument in arguments:
+        for part in (argument, argument.partition("=")[2], argument.rpartition(":")[2]):
+            if Path(part).is_fifo():
+                raise ConfigError(
+                    f"{part} is a pipe, which only one process can read; save it as a file, or leave out --processes"
+                )
+
+
 def heard_signals() -> list[signal.Signals]:
     """Returns the signals that this process does not ignore."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -247,6 +265,23 @@ def signals_end() -> Iterator[None]:
     finally:
         for number, act in before.items():
             signal.signal(number, act)
+
+
+@contextmanager
+def waiting_reported() -> Iterator[None]:
+    """Says what the block waits for if it takes longer than a launcher needs to start all ranks."""
+    environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in ADDRESS)
+    words = f"Waiting for all ranks to start: the environment has {environment}."
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        words += " If that is left from another program, stop this command and unset RANK and WORLD_SIZE."
+    timer = threading.Timer(WAITING_SECONDS, click.echo, [words], {"err": True})
+    timer.daemon = True
+    if "RANK" in os.environ and LAUNCHED not in os.environ:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -300,7 +335,7 @@ def _same_esper() -> list[str]:
 
 def note_refusal() -> None:
     """Notes for further attempts that invalid input was reported."""
-    if LAUNCHED in os.environ:
+    if LAUNCHED in os.environ and Path(os.environ[LAUNCHED]).is_dir():
         (Path(os.environ[LAUNCHED]) / REFUSED).touch()
 
 
@@ -313,6 +348,25 @@ def _check_environment() -> None:
         complete = "MASTER_ADDR" in os.environ and os.environ.get("MASTER_PORT", "").isdecimal()
     if not complete:
         raise ConfigError(f"the environment has RANK={rank} but not all that torchrun sets: use torchrun, or unset it")
+    if "RANK" not in os.environ:
+        return
+    for name, low, below in (
+        ("WORLD_SIZE", 1, None),
+        ("RANK", 0, int(size)),
+        ("LOCAL_WORLD_SIZE", 1, None),
+        ("LOCAL_RANK", 0, None),
+        ("MASTER_PORT", 0, 2**16),
+        ("GROUP_WORLD_SIZE", 1, None),
+        ("TORCHELASTIC_RESTART_COUNT", 0, None),
+        ("TORCHELASTIC_MAX_RESTARTS", 0, None),
+    ):
+        value = os.environ.get(name, str(low))
+        if not value.isdecimal() or int(value) < low or (below is not None and int(value) >= below):
+            limit = "" if below is None else f" and below {below}"
+            raise ConfigError(
+                f"the environment has {name}={value}; expected a whole number from {low} on{limit}: use torchrun, or "
+                "unset RANK"
+            )
 
 
 def _number(variable: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from esper.cli.options import PATH
+from esper.config.given_path import PATH
 
 
 @click.command("report")

@@ -13,8 +13,9 @@ import click
 
 from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
+from esper.cli.options import build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config.given_path import PATH
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
@@ -155,8 +156,8 @@ def draw_life(folder: Path) -> None:
         if host is not None:
             save_life(host, folder)
             click.echo(f"{host.title}: {host.words} Its life: {folder / 'life.svg'}")
-    except (ConfigError, ImportError, OSError) as error:
-        click.echo(f"No picture of the best host: {error}")
+    except Exception as error:  # such as a missing or broken matplotlib
+        click.echo(f"No picture of the best host: {type(error).__name__}: {error}")
 
 
 def _named_again(task: str) -> list[str]:

@@ -27,7 +27,7 @@ DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither"
 def write_report(result: ComparisonResult, console: Console) -> None:
     """Prints the report, then writes the full version and the plots next to the results and prints their names.
 
-    Without matplotlib, no plots are drawn and the output says so.
+    If matplotlib is missing or fails, there are no plots and the output says so.
     """
     print_report(result, console)
     folder = result.folder
@@ -42,6 +42,8 @@ def write_report(result: ComparisonResult, console: Console) -> None:
         files += save_plots(result, folder)
     except ImportError as error:
         missing = f" No plots: matplotlib cannot be imported ({error}); pip install matplotlib."
+    except Exception as error:  # such as a broken font or a full disk: the tables are written, and say the same
+        missing = f" Plots are missing: {type(error).__name__}: {error}."
     names = ", ".join(file.name for file in files)
     _line(console, f"Written to {folder}: {names}.{missing}", soft_wrap=True)  # a path stays in one piece
 

@@ -77,7 +77,7 @@ def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made
     spec = ControllerSpec.of(name)
     if not spec.is_code or not spec.function.isidentifier():
         raise ConfigError(f"{kind} {name!r} is not of the form {FORM}, such as mine.py:make_{kind}")
-    file = Path(spec.path).expanduser()
+    file = Path(spec.path)
     if not file.is_file():
         raise ConfigError(f"{kind} {name!r}: there is no file {file}")
     try:

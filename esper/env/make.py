@@ -23,6 +23,7 @@ from esper.env.start import recorded, started
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.hosts.sizes import at_width
+from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.execution.capabilities import bound_workspaces
@@ -45,6 +46,7 @@ class EnvMaker:
     """Copies of the task on the other devices of ``config.run.device``."""
 
     @classmethod
+    @training_state()
     def of(
         cls,
         config: TrainingConfig,

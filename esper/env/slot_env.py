@@ -32,6 +32,7 @@ from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
+from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 from esper.training.rng import RngStream, derive_seed
@@ -225,6 +226,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             "experience": self.gatherer.state_dict(),
         }
 
+    @training_state()
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
 
@@ -240,6 +242,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
+    @training_state()
     def reset(
         self,
         *,
@@ -264,6 +267,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         start_episodes(self, starting)
         return self._observe(rules), info_of(self, rules, self.done)
 
+    @training_state()
     def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 

@@ -22,6 +22,7 @@ from esper.env.rank_hosts import RankedBackend
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.ops import _native
+from esper.ops.torch_state import training_state
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
@@ -61,6 +62,7 @@ class GrowthVectorEnv(SlotVectorEnv):
     config: HostTrainingConfig
     execution: Execution
 
+    @training_state()
     def __init__(
         self,
         task: Task,

@@ -147,7 +147,7 @@ def policy_path(name: str) -> Path:
     spec = ControllerSpec.of(name)
     if spec.name == "pretrained":
         return PRETRAINED
-    return Path((spec.kind == "checkpoint" and spec.path) or name)
+    return Path((spec.kind == "checkpoint" and spec.path) or name).expanduser()
 
 
 def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:

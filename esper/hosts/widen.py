@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import ChannelScale, Seed
-from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
+from esper.core.blueprints.source import MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.core.ramps import BlendOperator
 from esper.hosts import seed_hook

@@ -95,7 +95,9 @@ class FusedOptimizer(LightOptimizer):
         for parameter in group["params"]:
             if parameter.dtype not in DTYPES:
                 expected = ", ".join(map(str, DTYPES))
-                raise ValueError(f"Esper's {type(self).__name__} steps {expected}; got a parameter of {parameter.dtype}")
+                raise ValueError(
+                    f"Esper's {type(self).__name__} steps {expected}; got a parameter of {parameter.dtype}"
+                )
         self.check_fixed(group)
 
     def check_fixed(self, group: Mapping[str, Any], where: str = "got") -> None:

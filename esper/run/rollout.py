@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from esper.agents.controller import Controller, log_prob_of
 from esper.agents.ppo.agent import PPOAgent
 from esper.env.slot_env import SlotVectorEnv
+from esper.ops.torch_state import training_state
 from esper.run.interrupt import interrupts_wait
 
 Floats = NDArray[np.float64]
@@ -261,7 +262,7 @@ class Collector:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits torch to one intra-op thread, as in every worker.
+    """Enters :func:`~esper.ops.torch_state.training_state` with one intra-op thread of torch, as in every worker.
 
     The agent is too small to benefit from more, threads waiting for each other are slow on a busy machine, and results
     must not depend on the thread count.
@@ -269,6 +270,7 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with training_state():
+            yield
     finally:
         torch.set_num_threads(before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,8 +150,11 @@ Block = Chart | Intervals | SlotLanes | Table
 
 @contextmanager
 def chart_style() -> Iterator[None]:
-    """Applies the style to matplotlib figures made and saved inside the context, or in a decorated function."""
-    import matplotlib  # slow to import, and only charts need it
+    """Applies the style to matplotlib figures made and saved inside the context, or in a decorated function.
+
+    What the user has set for matplotlib, such as a style or a backend, neither changes the figures nor is changed.
+    """
+    matplotlib = _matplotlib()
     from cycler import cycler
 
     settings: Any = {
@@ -172,8 +177,25 @@ def chart_style() -> Iterator[None]:
         "svg.hashsalt": "esper",
     }
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK)
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # which leaves the backend
+        matplotlib.rcParams.update(settings)
         yield
+
+
+def _matplotlib() -> Any:
+    """Imports matplotlib, also where MPLBACKEND names a backend that cannot be imported: figures are only saved."""
+    imported = "matplotlib" in sys.modules
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib  # slow to import, and only charts need it
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend and not imported:
+        with suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend  # for the caller's own figures
+    return matplotlib
 
 
 class Picture(NamedTuple):

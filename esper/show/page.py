@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,18 @@ def template() -> Template:
 
 
 def drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> Picture:
-    """Draws a figure."""
+    """Draws a figure; a picture that fails says why, and the rest of the page is written."""
+    try:
+        return _drawn(figure)
+    except ImportError:
+        raise
+    except Exception as error:  # such as a font that matplotlib cannot read
+        words = clean(f"not drawn: {type(error).__name__}: {error}")
+        box = '<svg xmlns="http://www.w3.org/2000/svg" width="600" height="24">'
+        return Picture(f'{box}<text y="16" font-size="12">{escape(words)}</text></svg>'.encode(), words)
+
+
+def _drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> Picture:
     match figure:
         case Chart():
             return line_chart(figure.title, figure.lines, figure.x_label, figure.y_label)

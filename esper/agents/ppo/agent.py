@@ -23,6 +23,7 @@ from esper.core.action import HEADS, ActionSpec
 from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
 from esper.ops.optimizer import Adam
+from esper.ops.torch_state import training_state
 
 
 class PPOAgent(Policy):
@@ -32,6 +33,7 @@ class PPOAgent(Policy):
     round reproduces its log-probabilities.
     """
 
+    @training_state()
     def __init__(
         self,
         spec: ActionSpec,

@@ -17,6 +17,7 @@ from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
 from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
+from esper.ops.torch_state import training_state
 
 
 class Policy:
@@ -26,6 +27,7 @@ class Policy:
     acting never changes.
     """
 
+    @training_state()
     def __init__(
         self,
         spec: ActionSpec,
@@ -77,6 +79,7 @@ class Policy:
         """Returns the masks as tensors on the policy's device."""
         return {name: self.tensor(mask) for name, mask in masks.items()}
 
+    @training_state()
     @torch.no_grad()
     def step(
         self,

@@ -1,0 +1,25 @@
+"""The type of paths on a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class GivenPath(click.Path):
+    """A path that a shell hands over: not empty, and with the home folder in the place of a leading tilde."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path, or ends the command with exit code 2 and a sentence."""
+        if not str(value):
+            self.fail("the path is empty; the current folder is .", param, ctx)
+        try:
+            path = Path(value).expanduser()  # a shell leaves the tilde of --out=~/x
+        except RuntimeError:
+            self.fail(f"{value}: there is no such user; ./~NAME is a folder of this name", param, ctx)
+        return super().convert(path, param, ctx)
+
+
+PATH = GivenPath(path_type=Path)

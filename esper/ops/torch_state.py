@@ -1,0 +1,32 @@
+"""Settings of torch and numpy that hold for a whole thread or process, as training needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def training_state() -> Iterator[None]:
+    """Trains the same whatever the caller has set, and leaves the caller's settings as they were.
+
+    Inside the block, or in a decorated function, gradients are on, new tensors are float32 and on the CPU, nothing is
+    autocast, and numpy warns of invalid values instead of raising.
+    """
+    dtype = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        yield
