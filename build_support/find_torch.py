@@ -1,6 +1,8 @@
 """Finding the torch that Esper will run with, even from inside pip's isolated build environment."""
 
 import importlib.util
+import os
+import site
 import sys
 import sysconfig
 
@@ -18,12 +20,25 @@ def see_target_packages() -> None:
     """Puts the site-packages being installed into last on ``sys.path``.
 
     pip isolates a build by narrowing ``sys.path`` of the target's own interpreter, so that interpreter still knows
-    where its packages are. Last, so that the build's own setuptools keeps precedence.
+    where its packages are, and which folder ``pip install --user`` uses, if the target sees that one. Last, so that the
+    build's own setuptools keeps precedence.
     """
-    for name in ("purelib", "platlib"):
-        path = sysconfig.get_path(name)
+    paths = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    if _sees_user_site():
+        paths.append(site.getusersitepackages())
+    for path in paths:
         if path not in sys.path:
             sys.path.append(path)
+
+
+def _sees_user_site() -> bool:
+    """Whether the target imports from the user's folder. pip's isolation disables it by a variable only."""
+    file = os.path.join(sys.prefix, "pyvenv.cfg")
+    if sys.prefix == sys.base_prefix or not os.path.isfile(file):
+        return True
+    with open(file, encoding="utf-8") as lines:
+        settings = [line.partition("=") for line in lines]
+    return any(name.strip() == "include-system-site-packages" and "true" in value for name, _, value in settings)
 
 
 def torch_is_there() -> bool:

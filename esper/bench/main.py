@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from esper.bench import CASES, REMOVED
-from esper.config.given_path import PATH
+from esper.config.given import PATH, FiniteRange
 from esper.config.task import Optimizer, Precision
 
 # Console width without a terminal, so that no cell wraps.
@@ -20,6 +20,12 @@ SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. C
 TASK_HELP = "Of train-task, grow-task and workers: a task, or path.py:function."
 SECONDS_HELP = "Stop a comparison after this time, once each side has had three turns."
 DEVICE = click.Choice(["auto", "cpu", "cuda"])
+
+
+class InvalidInput(click.ClickException):
+    """Ends the command as other commands of Esper do for input that cannot be used."""
+
+    exit_code = 2
 
 
 def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str, ...]) -> tuple[str, ...]:
@@ -41,9 +47,9 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.option("--precision", type=click.Choice(get_args(Precision)), help="Of the same: of both sides.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
 @click.option("--device", type=DEVICE, default="auto", help="auto: all available devices.")
-@click.option("--threads", default=1, type=click.IntRange(min=1), help="Per operator; bars are defined for one.")
+@click.option("--threads", default=1, type=click.IntRange(1, 1024), help="Per operator; bars are defined for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0), help=SECONDS_HELP)
+@click.option("--seconds", default=60.0, show_default=True, type=FiniteRange(min=0), help=SECONDS_HELP)
 @click.option("--json", "json_file", type=PATH, help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=PATH, help="Also write a Markdown page.")
 @click.option("--profile", "trace_file", type=PATH, help="Also write a trace of one turn of Esper's side of each case.")
@@ -77,7 +83,7 @@ def main(
     print_anywhere()
     for file in (json_file, markdown_file, trace_file):
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
-            raise click.ClickException(f"{file}: give a file in an existing folder that you can write to")
+            raise InvalidInput(f"{file}: give a file in an existing folder that you can write to")
     try:
         args = BenchArgs(
             sizes=tuple(map(parse_size, sizes)),
@@ -95,7 +101,7 @@ def main(
             results.append(result)
             session.save(results, heading, json_file, markdown_file)  # so that an interrupt loses none
     except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+        raise InvalidInput(str(error)) from error
     table.print_results(results, console)
     if trace_file is not None:
         session.trace(loaded, args, trace_file)

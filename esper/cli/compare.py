@@ -15,7 +15,7 @@ from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from esper.cli.options import new_folder
 from esper.config import TrainingConfig
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 
 ROUNDS = 2
 """Rounds of eight hosts: enough pairs for a verdict."""

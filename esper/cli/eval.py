@@ -14,7 +14,7 @@ from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
 from esper.cli.options import check_json_file, new_folder, put
 from esper.config import ConfigError, set_dotted
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 
 
 @click.command("eval")

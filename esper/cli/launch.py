@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig
+from esper.config.given import FiniteRange
 from esper.run.interrupt import SIGNALS
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def rank_options(command: Command) -> Command:
     for option in (
         click.option(
             "--rank-timeout",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FiniteRange(min=0, min_open=True),
             default=30.0,
             metavar="MINUTES",
             help="Minutes to wait for the answer of a process before the command ends with an error.  [default: 30]",
@@ -352,7 +353,7 @@ def _check_environment() -> None:
         return
     for name, low, below in (
         ("WORLD_SIZE", 1, None),
-        ("RANK", 0, int(size)),
+        ("RANK", 0, int(size) if int(size) > 1 else None),
         ("LOCAL_WORLD_SIZE", 1, None),
         ("LOCAL_RANK", 0, None),
         ("MASTER_PORT", 0, 2**16),

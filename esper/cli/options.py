@@ -13,7 +13,7 @@ import click
 
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.files.claim import drop_if_empty, new_subfolder
 

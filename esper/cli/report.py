@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 
 
 @click.command("report")

@@ -15,7 +15,7 @@ from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.config.given_path import PATH
+from esper.config.given import PATH
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ def _read(text: str, base: Tables) -> _Draft:
     file = re.fullmatch(r"([^:=]+)=(.+)", text)
     if file:
         # NAME=FILE.toml
-        draft = _from_file(text, file[1].strip(), Path(file[2].strip()).expanduser(), base)
+        draft = _from_file(text, file[1].strip(), Path(os.path.expanduser(file[2].strip())), base)
     elif name == "ppo" and rest and not _is_assignment(rest):
         # ppo:RUN_FOLDER
         draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})

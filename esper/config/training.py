@@ -19,7 +19,7 @@ from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansCon
 from esper.config.files import toml_text
 from esper.config.task import TaskConfig
 from esper.config.telemetry import AnomalyConfig, TrackConfig
-from esper.config.types import Count, Finite, Fraction, Listed, Names, NonNegative, Positive, Section
+from esper.config.types import Count, Finite, Fraction, Length, Listed, Names, NonNegative, Positive, Section
 from esper.errors import ConfigError, did_you_mean
 
 REMOVED = {
@@ -105,9 +105,9 @@ class GateConfig(Section):
 
 
 class EnvConfig(Section):
-    n_envs: Count | None = None
+    n_envs: Length | None = None
     """Number of hosts trained together; None takes the task's default."""
-    episode_length: Count | None = None
+    episode_length: Length | None = None
     """Epochs of one episode, T; None takes the task's default."""
     max_seeds: Count = 3
     """Max living seeds (GERMINATED to HOLDING) in one host."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def policy_path(name: str) -> Path:
     spec = ControllerSpec.of(name)
     if spec.name == "pretrained":
         return PRETRAINED
-    return Path((spec.kind == "checkpoint" and spec.path) or name).expanduser()
+    return Path(os.path.expanduser((spec.kind == "checkpoint" and spec.path) or name))
 
 
 def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:

@@ -10,6 +10,7 @@ CUDA module raises ``ImportError``, and all code with a fallback calls :func:`re
 import importlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -83,9 +84,21 @@ def _load_cpu() -> ModuleReport:
     if built:
         target = f" It was built with torch {built}; this is torch {torch.__version__}."
     raise ImportError(
-        f"Esper's compiled module esper._C is missing: {report.reason}.{target} "
-        f"Build it, from the root of the repository: {REPAIR_COMMAND}"
+        f"Esper's compiled module esper._C is missing in {_PACKAGE}: {report.reason}.{target} "
+        f"Build it, from the root of the repository: {REPAIR_COMMAND}{_why_here()}"
     )
+
+
+def _why_here() -> str:
+    """Explains an uncompiled folder that was imported only because Python was started beside it."""
+    root = _PACKAGE.parent
+    if root != Path.cwd().resolve():
+        return ""
+    for entry in sys.path:
+        other = Path(entry or ".").resolve() / _PACKAGE.name
+        if other != _PACKAGE and any(other.glob("_C*")):
+            return f"; or start Python outside of {root}, or with -P: {other} is compiled"
+    return ""
 
 
 def _load_cuda() -> ModuleReport:

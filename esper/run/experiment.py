@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -61,7 +62,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         # What is quick to check comes first; loading the data is slow.
         check_device(config.ppo.device)
         check_trackers(config)
-        self.folder = Path(folder).expanduser()
+        self.folder = Path(os.path.expanduser(folder))
         self.resumed_from = resumed_from
         self.finished = False
         resumed = resumed_from is not None
@@ -104,7 +105,7 @@ class Experiment(AbstractContextManager["Experiment"]):
                 the controller differs from the run's, a user-defined one is not named, or the controller was a callable
                 without a name, such as a lambda.
         """
-        folder = Path(folder).expanduser()
+        folder = Path(os.path.expanduser(folder))
         if being_written(folder / EVENTS):
             raise ConfigError(f"{folder} is being written by a run in progress: wait for it to end, or stop it")
         newest = checkpoint.newest(folder)

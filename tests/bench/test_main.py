@@ -119,7 +119,7 @@ def test_an_interrupt_keeps_what_was_measured(
     results, page = (tmp_path / name for name in ("b.json", "b.md"))
     files = ["--json", str(results), "--markdown", str(page)]
     code, _ = type_in("sgd", *QUICK, *files)
-    assert code == 1
+    assert code == 2
     (row,) = json.loads(results.read_text())
     assert row["case"] == measured[0].case
     assert f"| {measured[0].case} |" in page.read_text()
@@ -129,7 +129,7 @@ def test_an_interrupt_keeps_what_was_measured(
 def test_a_wrong_size_is_refused_with_the_form_of_the_cases_sizes(name: str) -> None:
     case = load_case(name)
     code, output = type_in(name, "--size", "1x2x3x4x5")
-    assert code == 1
+    assert code == 2
     form = f"--size {case.form}, for example {size_text(case.sizes[0])}, not 1x2x3x4x5"
     assert f"{name} takes {form}" in output
     for size in (*case.sizes, *case.cuda, *case.quick, *case.sweep):
@@ -138,7 +138,7 @@ def test_a_wrong_size_is_refused_with_the_form_of_the_cases_sizes(name: str) -> 
 
 def test_a_size_without_a_case_is_refused() -> None:
     code, output = type_in("--size", "4x128x8")
-    assert code == 1
+    assert code == 2
     known = "requires the names of cases; known: adamw, cross-entropy, env-step"
     assert known in output
 
@@ -149,19 +149,43 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
 ) -> None:
     file = str(tmp_path / "gone" / "file")
     code, output = type_in("grad-stats", "--quick", option, file)
-    assert code == 1
+    assert code == 2
     assert "give a file in an existing folder that you can write to" in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused() -> None:
     code, output = type_in("sgd", "--device", "cuda")
-    assert code == 1
+    assert code == 2
     assert "'cuda' is not available; this machine has: cpu" in output
 
 
 def test_a_named_case_needs_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     code, output = type_in("stage-batch", "--size", "2x3", *QUICK)
-    assert code == 1
+    assert code == 2
     assert "torchvision is not installed" in output
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--threads", "0"),
+        ("--threads", "9999999999999"),
+        ("--size", "0x0"),
+        ("--size", ""),
+        ("--rounds", "-1"),
+        ("--seconds", "nan"),
+        ("--device", ""),
+        ("--json", "missing/x.json"),
+        ("--json", ""),
+        ("--markdown", "missing/x.md"),
+        ("--profile", "missing/x"),
+        ("--optimizer", ""),
+    ],
+)
+def test_values_that_no_case_can_use_end_with_code_2(wrong: tuple[str, str]) -> None:
+    found = CliRunner().invoke(main, ["sgd", "--quick", *wrong])
+    assert found.exit_code == 2, found
+    assert isinstance(found.exception, SystemExit)
+    assert "Error: " in found.output

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import click
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from esper.cli import launch
 from esper.cli.compare import is_comparison_of
 from esper.cli.launch import (
     LAUNCHED,
@@ -25,11 +27,13 @@ from esper.cli.launch import (
     codes_of_first,
     fitting,
     how_ranks_ended,
+    refuse_pipes,
+    waiting_reported,
 )
 from esper.cli.run import is_run_of
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
-from esper.config import TrainingConfig
+from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankLost
@@ -125,6 +129,102 @@ def test_a_rank_that_torchrun_has_not_set_up_is_refused(
         2,
         True,
     )
+
+
+LEFT = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"RANK": "2"},
+        {"MASTER_PORT": "70000"},
+        {"LOCAL_RANK": "first"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": ""},
+        {"GROUP_WORLD_SIZE": "-1"},
+        {"TORCHELASTIC_RESTART_COUNT": "x"},
+        {"TORCHELASTIC_MAX_RESTARTS": "1.5"},
+    ],
+)
+def test_launch_variables_that_no_launcher_sets_are_refused(
+    wrong: dict[str, str], esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**LEFT, **wrong}.items():
+        monkeypatch.setenv(name, value)
+    done = esper("compare", "--arm", "none")
+    ((name, value),) = wrong.items()
+    assert (done.code, f"{name}={value}; expected a whole" in done.err) == (2, True)
+    assert "unset RANK" in done.err
+
+
+@pytest.mark.parametrize("launcher", [None, "TORCHELASTIC_RUN_ID"])
+def test_a_command_that_waits_for_other_ranks_says_so(
+    launcher: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in LEFT.items():
+        monkeypatch.setenv(name, value)
+    if launcher is not None:
+        monkeypatch.setenv(launcher, "x")
+    monkeypatch.setattr(launch, "WAITING_SECONDS", 0)
+    said = threading.Event()
+    echo = click.echo
+
+    def heard(*words: str, **options: bool) -> None:
+        echo(*words, **options)
+        said.set()
+
+    monkeypatch.setattr(click, "echo", heard)
+    with waiting_reported():
+        assert said.wait(60)
+    err = capsys.readouterr().err
+    assert "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500" in err
+    assert ("unset RANK and WORLD_SIZE" in err) == (launcher is None)
+
+
+@pytest.mark.parametrize("variables", [{}, {**LEFT, LAUNCHED: "here"}])
+def test_nothing_is_said_without_ranks_or_if_esper_has_started_them(
+    variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "WAITING_SECONDS", 0)
+    before = threading.active_count()
+    with waiting_reported():
+        assert threading.active_count() == before
+    assert capsys.readouterr().err == ""
+
+
+def test_a_count_of_restarts_that_is_left_in_a_shell_resumes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not RankOptions.of(None, None, 30.0).restarted
+    for name, value in LEFT.items():
+        monkeypatch.setenv(name, value)
+    assert RankOptions.of(None, None, 30.0).restarted
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "--config={}", "schedule:{}", "mine={}", "ppo:{}"]
+)
+def test_processes_refuse_pipes_wherever_they_are_named(
+    form: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    refuse_pipes(["esper", form.format(tmp_path / "file")])
+    with pytest.raises(ConfigError, match="pipe is a pipe, which only one process"):
+        refuse_pipes(["esper", form.format(tmp_path / "pipe")])
 
 
 def test_a_rank_that_is_alone_but_not_the_first_is_refused(

@@ -117,6 +117,18 @@ def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     ) >= 5  # all metrics in full
 
 
+def test_a_plot_that_fails_costs_only_the_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no font")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}), plots=True)
+    assert "Plots are missing: ValueError: no font." in " ".join(text.split())
+    assert (tmp_path / "table.tex").exists()
+
+
 def test_without_matplotlib_the_report_says_that_there_are_no_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from tests.ops.test_cross_entropy import sample
 
-
 COPIES = [
     copy.deepcopy,
     lambda one: pickle.loads(pickle.dumps(one)),

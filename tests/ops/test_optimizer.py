@@ -356,7 +356,9 @@ def test_each_group_owns_its_rate() -> None:
     optimizers = [SGD(two_shapes(), rate), AdamW(two_shapes(), rate)]
     for optimizer in optimizers:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [
+        group["lr"] for optimizer in optimizers for group in optimizer.param_groups
+    ]
     assert len({id(each) for each in (rate, *rates)}) == 1 + len(rates)
 
 
@@ -388,7 +390,9 @@ def test_every_parameter_that_is_given_learns(
 def test_named_parameters_keep_their_names(kind: type[FusedOptimizer]) -> None:
     for net in (nn.Linear(3, 2), nn.Linear(3, 2, bias=False)):
         optimizer = kind(net.named_parameters(), lr=0.1)
-        names = [name for group in optimizer.param_groups for name in group["param_names"]]
+        names = [
+            name for group in optimizer.param_groups for name in group["param_names"]
+        ]
         assert names == [name for name, _ in net.named_parameters()]
 
 
@@ -400,7 +404,9 @@ def test_groups_that_are_dicts_decay_as_they_say() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
 def test_copies_and_pickles_go_on_as_the_original(
     kind: type[FusedOptimizer], copied: Callable[[Any], Any]
 ) -> None:
@@ -440,7 +446,7 @@ def test_options_that_only_torchs_optimizer_has_are_refused_wherever_they_come_f
     assert bool((weight == 1).all())
     with pytest.raises(TypeError, match="unknown option 'beta'; known: "):
         kind([weight], beta=1)
-    with pytest.raises(ValueError, match="got a parameter of torch.float16"):
+    with pytest.raises(ValueError, match=r"got a parameter of torch\.float16"):
         kind([nn.Parameter(torch.ones(2, dtype=torch.float16))])
 
 
@@ -457,7 +463,9 @@ def test_arguments_by_position_are_those_of_torch() -> None:
     theirs = torch.optim.SGD([weight], 0.1, 0.9, 0, 5e-4, True).param_groups[0]
     for name in ("momentum", "dampening", "weight_decay", "nesterov"):
         assert mine[name] == theirs[name]
-    with pytest.raises(ValueError, match="got dampening=0.5, and Esper's SGD only does"):
+    with pytest.raises(
+        ValueError, match=r"got dampening=0\.5, and Esper's SGD only does"
+    ):
         SGD([weight], 0.1, 0.9, 0.5)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,3 +144,66 @@ def test_a_chart_is_the_same_picture_each_time_and_names_are_text() -> None:
     assert one == again  # neither dates nor random ids
     texts = ElementTree.fromstring(one.svg).iter("{http://www.w3.org/2000/svg}text")
     assert "a <b> $x$" in {text.text for text in texts}
+
+
+SCRIPT = """
+import os
+{before}
+from esper.show.charts import Line, chart_style, line_chart
+picture = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
+assert picture.svg.startswith(b"<?xml"), picture.svg[:50]
+import matplotlib
+{after}
+print(len(picture.svg))
+"""
+SURROUNDINGS = {
+    "nothing": ({}, "", ""),
+    "a backend that is not installed": (
+        {"MPLBACKEND": "module://not_installed.backend_inline"},
+        "",
+        "assert os.environ['MPLBACKEND'].startswith('module://not')",
+    ),
+    "a backend with a window": ({"MPLBACKEND": "TkAgg"}, "", ""),
+    "an empty backend": ({"MPLBACKEND": ""}, "", ""),
+    "the caller's own backend": (
+        {"MPLBACKEND": "pdf"},
+        "",
+        "assert matplotlib.rcParams['backend'] == 'pdf'",
+    ),
+    "a style": (
+        {},
+        "import matplotlib\nmatplotlib.rcParams.update({'figure.dpi': 300, "
+        "'axes.labelsize': 30, 'text.usetex': True, 'axes.grid': False, "
+        "'savefig.transparent': True, 'lines.linewidth': 9})",
+        "assert matplotlib.rcParams['axes.labelsize'] == 30",
+    ),
+}
+
+
+def sizes_of(surroundings: str) -> str:
+    variables, before, after = SURROUNDINGS[surroundings]
+    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    code = SCRIPT.format(before=before, after=after)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **variables},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("surroundings", list(SURROUNDINGS)[1:])
+def test_charts_are_the_same_whatever_the_user_has_set_for_matplotlib(
+    surroundings: str,
+) -> None:
+    assert sizes_of(surroundings) == sizes_of("nothing")
+
+
+def test_the_users_style_neither_changes_a_chart_nor_is_changed() -> None:
+    plain = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.labelsize": 30}):
+        styled = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
+        assert matplotlib.rcParams["lines.linewidth"] == 9
+    assert styled == plain

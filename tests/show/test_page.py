@@ -181,3 +181,15 @@ def test_a_report_replaces_a_report_and_nothing_else(
     assert mine.read_text().endswith("mine")
     with pytest.raises(ConfigError, match="give a file in an existing folder"):
         write_report([folder], tmp_path / "nowhere" / "r.html")
+
+
+def test_a_picture_that_fails_says_why_and_the_page_is_written(
+    learned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no <font>")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    html = report_html(open_runs((learned,)))
+    assert "not drawn: ValueError: no &lt;font&gt;" in html
+    assert "verdict" in Page(html).ids

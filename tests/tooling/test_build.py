@@ -1,7 +1,9 @@
 """The build's decisions, tested without building."""
 
 import re
+import site
 import stat
+import sys
 import tomllib
 from pathlib import Path
 
@@ -162,3 +164,33 @@ def test_torch_is_not_a_build_requirement_and_its_range_holds_the_fallback() -> 
     )
     assert "torch>=2.11,<2.16" in project["project"]["dependencies"]
     assert find_torch.FALLBACK_TORCH == "torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "config", "seen"),
+    [
+        ("base", None, True),
+        ("venv", "include-system-site-packages = false", False),
+        ("venv", "include-system-site-packages = true", True),
+    ],
+)
+def test_a_torch_in_the_users_folder_is_found_where_the_target_would_import_it(
+    prefix: str,
+    config: str | None,
+    seen: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """pip's isolation sets PYTHONNOUSERSITE, which the target does not have."""
+    if config is not None:
+        (tmp_path / "pyvenv.cfg").write_text(f"home = /usr/bin\n{config}\n")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(
+        sys, "base_prefix", str(tmp_path if prefix == "base" else "/usr")
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(site, "getusersitepackages", lambda: "/user/site")
+    monkeypatch.setenv("PYTHONNOUSERSITE", "1")
+    find_torch.see_target_packages()
+    assert ("/user/site" in sys.path) is seen
+    assert not seen or sys.path[-1] == "/user/site"

@@ -1,7 +1,9 @@
-"""The type of paths on a command line."""
+"""Types of values on a command line."""
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,21 @@ class GivenPath(click.Path):
         """Returns the path, or ends the command with exit code 2 and a sentence."""
         if not str(value):
             self.fail("the path is empty; the current folder is .", param, ctx)
-        try:
-            path = Path(value).expanduser()  # a shell leaves the tilde of --out=~/x
-        except RuntimeError:
+        path = os.path.expanduser(value)  # a shell leaves the tilde of --out=~/x
+        if str(path).startswith("~"):
             self.fail(f"{value}: there is no such user; ./~NAME is a folder of this name", param, ctx)
         return super().convert(path, param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; NaN lies in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number, or ends the command with exit code 2 and a sentence."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 PATH = GivenPath(path_type=Path)
