@@ -29,10 +29,16 @@ from esper.training.native_program import route_of
 from esper.training.step import train_epoch
 from esper.training.validate import all_off, evaluate
 from tests.core.blueprints.test_cnn import NAMES
-from tests.core_helpers import digits, make_training, plant, tensors_of, tiny_config
+from tests.core_helpers import digits, make_training, plant, tiny_config
 from tests.training.byte_images import byte_digits
+from tests.training.native_pairs import (
+    both,
+    check_alike,
+    check_validation,
+    doubled,
+    state_of,
+)
 
-CLOSE = 1e-5
 STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
 
 
@@ -42,79 +48,6 @@ def one(
     rate = {"learning_rate": 0.01} if optimizer == "adamw" else {}
     values = {"batch_size": 48, "optimizer": optimizer, **rate, **task}
     return make_training(tiny_config(task=values, env={"incubation": incubation}))
-
-
-def both(make: Callable[[], HostTraining]) -> tuple[HostTraining, HostTraining]:
-    eager = make()
-    native = make()
-    native.native = NativePasses(native)
-    return eager, native
-
-
-def state_of(training: HostTraining) -> dict[str, Tensor]:
-    """All that an epoch writes."""
-    state = tensors_of(training, tuple(training.seed_groups))
-    for name, buffers in training.shadows.items():
-        for number, tensor in enumerate(buffers.tensors()):
-            state[f"shadow.{name}.{number}"] = tensor.clone()
-    for group in [training.host_group, *training.seed_groups.values()]:
-        for number, parameter in enumerate(group.parameters):
-            for name, value in group.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    state[f"{group.name}.{name}.{number}"] = value.clone()
-    for site in training.sites:
-        if site.planted is not None:
-            state[f"{site.name}.finite"] = site.planted.finite.clone()
-    state["totals"] = training.totals.training.clone()
-    state["statistics"] = training.gradient_stats.total.clone()
-    state["rate"] = training.rate.clone()
-    return state
-
-
-def check_alike(
-    eager: HostTraining, native: HostTraining, tolerance: float = CLOSE
-) -> None:
-    assert native.native is not None
-    assert native.native.reasons == {}
-    expected = state_of(eager)
-    found = state_of(native)
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name],
-            tensor,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
-    assert (eager.epoch, eager.gradient_stats.batches) == (
-        native.epoch,
-        native.gradient_stats.batches,
-    )
-
-
-def check_validation(
-    eager: HostTraining, native: HostTraining, tolerance: float = 1e-4
-) -> None:
-    on = [site.seed is not None for site in eager.sites]
-    configurations = [
-        all_off(eager),
-        tuple(0.7 if planted else 0.0 for planted in on),
-        tuple(
-            0.4 if planted and number % 2 else 0.0 for number, planted in enumerate(on)
-        ),
-    ]
-    configurations = list(dict.fromkeys(configurations))
-    expected = evaluate(eager, eager.task.validation, configurations)
-    found = evaluate(native, native.task.validation, configurations)
-    torch.testing.assert_close(
-        found.stats, expected.stats, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
-    different = (found.correct != expected.correct).double().mean()
-    assert different < 0.01  # a tie by rounding
-    assert native.native is not None
-    assert native.native.reasons == {}
 
 
 def cases() -> Iterator[Any]:
@@ -250,24 +183,6 @@ def test_data_rates_and_frozen_layers_are_those_of_pytorch(name: str) -> None:
         return
     check_alike(eager, native, 1e-4)
     check_validation(eager, native, 1e-3)
-
-
-def doubled(training: HostTraining) -> HostTraining:
-    """The host in float64, as no task has it."""
-    for module in [training.host, *training.seeds()]:
-        module.double()
-    for name in ("alphas", "tried"):
-        setattr(training, name, getattr(training, name).double())
-    training.shadows.clear()
-    training.pool.shadows.clear()
-    for group in [training.host_group, *training.seed_groups.values()]:
-        group.optimizer.state.clear()
-        group.optimizer.zero_state()
-    feed = training.feed
-    assert feed is not None
-    feed.split = Split(feed.split.x.double(), feed.split.y)
-    feed.x = feed.x.double()
-    return training
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
