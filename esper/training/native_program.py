@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.core.site import Role, Site
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost
+from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
 from esper.hosts.seed_hook import SitePath
 from esper.ops.tape import Shape, Tape, Unsupported, require_plain
@@ -50,6 +51,8 @@ class Route:
     steps: tuple[Step, ...]
     spans: tuple[SiteSpan, ...]
     """Where each site reads and adds."""
+    grown: tuple[Mapping[int, tuple[nn.Module, float]], ...] = ()
+    """Seeds that are built in, with their alphas, by the number of their site; those of the inner host first."""
 
     def write(
         self,
@@ -75,6 +78,7 @@ class Route:
                 source = value
                 if span.source != joint:
                     source = earlier[span.source]
+                value, source = self._with_grown(tape, site, value, source)
                 value = at_site(site, Arrival(joint, value, source, dict(earlier)))
             if joint == len(self.steps):
                 break
@@ -85,6 +89,24 @@ class Route:
                 value = tape.plus(earlier[step.adds], value)
         return value
 
+    def _with_grown(
+        self,
+        tape: Tape,
+        site: int,
+        h: int,
+        source: int,
+    ) -> tuple[int, int]:
+        """Writes the seeds that are built in at a site; returns the features there, and those that a seed reads."""
+        for seeds in self.grown:
+            if site not in seeds:
+                continue
+            seed, alpha = seeds[site]
+            reads_sink = source == h
+            h = tape.plus(h, tape.add(seed, source), alpha)
+            if reads_sink:
+                source = h
+        return h, source
+
 
 def route_of(host: Host) -> Route:
     """Returns the route of a host. Raises Unsupported, naming what has no compiled form."""
@@ -92,6 +114,8 @@ def route_of(host: Host) -> Route:
         return Route(host.steps, host.spans)
     if type(host) is GraftedHost:
         return _route_of_graft(host)
+    if type(host) is GrownHost:
+        return _route_of_grown(host)
     raise Unsupported(f"a {type(host).__name__} has no compiled form")
 
 
@@ -102,6 +126,15 @@ def _runs_its_steps(kind: type[SegmentedHost]) -> bool:
             return False
     # A fused pool gives the same numbers.
     return kind._step in (SegmentedHost._step, CNNHost._step)
+
+
+def _route_of_grown(host: GrownHost) -> Route:
+    route = route_of(host.host)
+    seeds = {}
+    for number, site in enumerate(host.sites):
+        if site.name in host.kept:
+            seeds[number] = host.seeds[site.name], host.kept[site.name].alpha
+    return replace(route, grown=(*route.grown, seeds))
 
 
 def _route_of_graft(host: GraftedHost) -> Route:

@@ -11,14 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import STYLES
 from esper.core.site import Role
 from esper.core.stage import SeedStage as S
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task, resolve
 from esper.data.tasks import load_task
+from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.grown import KeptSeed
+from esper.hosts.host import Host
 from esper.ops.tape import Unsupported
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import Cancelled
@@ -201,6 +205,48 @@ def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
         train_epoch(eager)
         train_epoch(native)
     check_alike(eager, native, 1e-9)
+
+
+def grown_host() -> Host:
+    """A host with seeds built in twice, of which one reads a source."""
+    torch.manual_seed(0)
+    host: Host = digits().new_host(["all"])
+    levels = [
+        {"r0c0": ("conv_light", 1.0), "r2c0": ("widen_half", 0.7)},
+        {"r0c0": ("norm", 0.5)},
+    ]
+    for seeds in levels:
+        kept = {}
+        blueprints = {}
+        places = {place.name: place for place in host.sites}
+        for slot, (name, alpha) in seeds.items():
+            kept[slot] = KeptSeed(name, "LINEAR_ADD", alpha)
+            blueprints[slot] = BLUEPRINTS.at("cnn", places[slot], name)
+        host = assemble(host, kept, blueprints, "digits")
+    for parameter in host.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return host
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+def test_seeds_that_are_built_into_a_host_are_a_part_of_its_native_passes(
+    incubation: str,
+) -> None:
+    def make() -> HostTraining:
+        task = replace(digits(), build_host=grown_host)
+        values = {"batch_size": 48, "samples_per_epoch": 96}
+        training = of_task(task, env={"incubation": incubation}, task=values)
+        assert len(training.host_group.parameters) > 15
+        plant(training, "r0c0", "bottleneck", "GATED_GATE", S.BLENDING, 0.4)
+        plant(training, "r2c0", "widen_quarter", "LINEAR_ADD", S.TRAINING, 0.8)
+        return doubled(training)
+
+    eager, native = both(make)
+    for _ in range(2):
+        train_epoch(eager)
+        train_epoch(native)
+    check_alike(eager, native, 1e-9)
+    check_validation(eager, native, 1e-9)
 
 
 def spoil(module: nn.Module, value: float) -> None:
