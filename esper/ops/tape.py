@@ -33,6 +33,9 @@ LAYERS = (
     "pass_through",
 )
 """Kinds of layers, in the order of csrc/tape/tape.h."""
+LOSSES = ("cross_entropy", "squared_error", "binary_cross_entropy")
+SCORES = ("accuracy", "explained", "labels")
+"""Losses and scores, in the order of csrc/tape/objective.h; the first go together."""
 NUMBERS = 16
 """Columns of a program: layer, input, second input, output, and the numbers of the layer."""
 MAX_TAPS = 128

@@ -14,10 +14,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from esper.data.objective import ClassObjective
+from esper.data.objective import (
+    ClassObjective,
+    Explained,
+    SampleObjective,
+    binary_losses,
+    label_accuracy,
+    squared_error,
+)
 from esper.data.split import Split
 from esper.ops.optimizer import gathered
-from esper.ops.tape import Program, Shape, Unsupported
+from esper.ops.tape import LOSSES, SCORES, Program, Shape, Unsupported
 from esper.training.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.metrics import EpochMetrics
@@ -36,6 +43,7 @@ MAX_PROGRAMS = 32
 MOST_FLOPS = 100e6
 """Operations of a host in a step, from which on PyTorch's convolutions are faster than Esper's (measured,
 benchmarks/results/training_cpu.md): passes forward and back of a batch, without seeds."""
+LOSS_OF = ((squared_error, "squared_error"), (binary_losses, "binary_cross_entropy"))
 CHUNK = 128
 """Samples of a validation that pass through the layers together."""
 
@@ -103,6 +111,7 @@ class NativePasses:
         key = ("validation", branching, *validation_roles(self.training))
         try:
             program, outputs = self._program(key, lambda: self._write_validation(configurations))
+            y = self._targets(split.y)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
@@ -117,7 +126,9 @@ class NativePasses:
                 program.ends,
                 outputs,
                 split.inputs(start, stop),
-                split.y[start:stop],
+                y[start:stop],
+                *self._objective,
+                0.0,
                 sums,
                 totals.correct(count)[:, start:stop],
                 CHUNK,
@@ -136,12 +147,48 @@ class NativePasses:
             raise Unsupported("micro-batches are passes of PyTorch")
         if training.arithmetic.precision != "float32":
             raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
-        if not isinstance(training.task.objective, ClassObjective) or feed.y.dim() != 1:
-            raise Unsupported("native passes have the loss cross_entropy with one target a sample")
+        _ = self._objective
+        self._targets(feed.split.y)
         if self.most_flops is not None and self._flops > self.most_flops:
             raise Unsupported(
                 f"with {self._flops / 1e6:.0f} MFLOP a step PyTorch is faster; run.tier=native does not ask"
             )
+
+    @cached_property
+    def _objective(self) -> tuple[int, int, Tensor | None]:
+        """The numbers of the loss and the score, and the variance of targets for r2. Raises Unsupported."""
+        objective = self.training.task.objective
+        loss = "cross_entropy"
+        score = "accuracy"
+        variance = None
+        if isinstance(objective, SampleObjective):
+            names = [name for function, name in LOSS_OF if function is objective.loss]
+            if not names:
+                raise Unsupported("losses other than cross_entropy, mse and bce have no compiled form")
+            (loss,) = names
+            score = "labels"
+            if isinstance(objective.score, Explained):
+                score = "explained"
+                variance = objective.score.variance.to(self._dtype).contiguous()
+            elif objective.score is not label_accuracy:
+                raise Unsupported("scores other than accuracy and r2 have no compiled form")
+        return LOSSES.index(loss), SCORES.index(score), variance
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.training.host.parameters()).dtype
+
+    def _targets(self, y: Tensor) -> Tensor:
+        """Returns targets as operators take them. Raises Unsupported."""
+        if isinstance(self.training.task.objective, ClassObjective):
+            if y.dim() != 1:
+                raise Unsupported("cross_entropy with several targets a sample has no compiled form")
+            return y.contiguous()
+        if y.dim() > 2:
+            raise Unsupported("targets of several dimensions a sample have no compiled form")
+        if torch.promote_types(self._dtype, y.dtype) != self._dtype:
+            raise Unsupported(f"targets in {y.dtype} for outputs in {self._dtype} have no compiled form")
+        return y.to(self._dtype).contiguous()
 
     @cached_property
     def _flops(self) -> float:
@@ -212,7 +259,7 @@ class NativePasses:
                 *program.arguments,
                 program.ends,
                 feed.split.x,
-                feed.split.y,
+                self._targets(feed.split.y),
                 feed.split.table,
                 None if feed.split.table is None else feed.x,
                 feed.order,
@@ -221,6 +268,7 @@ class NativePasses:
                 feed.epoch,
                 feed.augmentation.crop,
                 feed.augmentation.flip,
+                *self._objective,
                 config.label_smoothing,
                 training.totals.training,
                 [rate.rate for rate in rates],
