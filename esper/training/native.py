@@ -46,6 +46,8 @@ benchmarks/results/training_cpu.md): passes forward and back of a batch, without
 LOSS_OF = ((squared_error, "squared_error"), (binary_losses, "binary_cross_entropy"))
 CHUNK = 128
 """Samples of a validation that pass through the layers together."""
+POSITIONS = 512
+"""Positions of sequences that do, of one sequence or more."""
 
 
 class NativePasses:
@@ -81,7 +83,7 @@ class NativePasses:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            training_tape(self.training, self._shape())
+            self._write_training()
         except Unsupported as reason:
             return str(reason)
         return None
@@ -121,18 +123,24 @@ class NativePasses:
         sums = totals.stats(count)
         for start in range(0, len(split), size):
             stop = min(start + size, len(split))
+            scores = totals.correct(count)[:, start:stop]
+            of_positions = scores
+            if self._length > 1:
+                of_positions = scores.new_empty((count, (stop - start) * self._length), dtype=torch.uint8)
             torch.ops.esper.tape_scores_(
                 *program.arguments,
                 program.ends,
                 outputs,
-                split.inputs(start, stop),
-                y[start:stop],
+                self._samples(split.inputs(start, stop)),
+                y[self._length * start : self._length * stop],
                 *self._objective,
                 0.0,
                 sums,
-                totals.correct(count)[:, start:stop],
-                CHUNK,
+                of_positions,
+                CHUNK if self._length == 1 else self._length * max(1, POSITIONS // self._length),
             )
+            if self._length > 1:
+                torch.sum(of_positions.view(count, -1, self._length), dim=2, dtype=scores.dtype, out=scores)
         return True
 
     def _check(self) -> None:
@@ -181,9 +189,9 @@ class NativePasses:
     def _targets(self, y: Tensor) -> Tensor:
         """Returns targets as operators take them. Raises Unsupported."""
         if isinstance(self.training.task.objective, ClassObjective):
-            if y.dim() != 1:
+            if y.shape[1:] != (self._length,) * (self._length > 1):
                 raise Unsupported("cross_entropy with several targets a sample has no compiled form")
-            return y.contiguous()
+            return y.reshape(-1).contiguous()
         if y.dim() > 2:
             raise Unsupported("targets of several dimensions a sample have no compiled form")
         if torch.promote_types(self._dtype, y.dtype) != self._dtype:
@@ -194,10 +202,28 @@ class NativePasses:
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)])
-        return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
+        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)], self._length)
+        return 3.0 * host.flops * training.config.task.batch_size * self._length  # back is twice forward
+
+    @cached_property
+    def _length(self) -> int:
+        """Positions of the sequences of tokens; 1 for other samples."""
+        training = self.training
+        x = None if training.feed is None else training.feed.x
+        tokens = isinstance(x, Tensor) and x.dtype is torch.int64 and x.dim() == 2
+        if tokens and training.host.topology == "transformer":
+            return x.shape[1]  # type: ignore[union-attr]
+        return 1
+
+    def _samples(self, x: Tensor) -> Tensor:
+        """Returns inputs as operators take them: of sequences, each position is a sample, with its token as a number."""
+        if self._length == 1:
+            return x
+        return x.reshape(-1, 1).to(self._dtype)
 
     def _shape(self) -> Shape:
+        if self._length > 1:
+            return 1, 1, 1
         x = feed_of(self.training).x
         if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
             raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
@@ -221,11 +247,22 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self._shape()).program()
+        return training_tape(self.training, self._shape(), self._length).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self._shape(), configurations)
+        tape, outputs = validation_tape(self.training, self._shape(), configurations, self._length)
         return tape.program(), outputs
+
+    def _batches(self) -> tuple[Any, ...]:
+        """The data of an epoch as operators take it: inputs, targets, table, room for a batch, order and batch size."""
+        feed = feed_of(self.training)
+        split = feed.split
+        if self._length == 1:
+            staged = None if split.table is None else feed.x
+            return split.x, self._targets(split.y), split.table, staged, feed.order, feed.batch_size
+        x = self._samples(split.x[feed.order])
+        y = self._targets(split.y[feed.order])
+        return x, y, None, None, torch.arange(len(x)), feed.batch_size * self._length
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
         training = self.training
@@ -258,12 +295,7 @@ class NativePasses:
             operator(
                 *program.arguments,
                 program.ends,
-                feed.split.x,
-                self._targets(feed.split.y),
-                feed.split.table,
-                None if feed.split.table is None else feed.x,
-                feed.order,
-                feed.batch_size,
+                *self._batches(),
                 feed.seed,
                 feed.epoch,
                 feed.augmentation.crop,

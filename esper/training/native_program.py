@@ -191,12 +191,12 @@ def write_delta(
     return tape.guard(delta, seed.finite, of_gradients=False, marks=track_finite)
 
 
-def training_tape(training: HostTraining, shape: Shape) -> Tape:
-    """Writes a step for inputs of this ``shape``: the host's pass, then the shadow pass of each incubating seed.
+def training_tape(training: HostTraining, shape: Shape, length: int = 1) -> Tape:
+    """Writes a step for inputs of this ``shape``, positions of sequences of this ``length``: the host's pass, then the shadow pass of each incubating seed.
 
     Each is a section, whose output are the logits of its loss. Raises Unsupported.
     """
-    tape = Tape(shape)
+    tape = Tape(shape, length)
     route = route_of(training.host)
     waiting: dict[int, Arrival] = {}
 
@@ -268,9 +268,10 @@ def validation_tape(
     training: HostTraining,
     shape: Shape,
     configurations: list[Configuration],
+    length: int = 1,
 ) -> tuple[Tape, list[int]]:
     """Writes the passes of all configurations; returns the values of their logits, too. Raises Unsupported."""
-    tape = Tape(shape)
+    tape = Tape(shape, length)
     tape.learning = ()
     tape.evaluates = True
     route = route_of(training.host)

@@ -119,7 +119,9 @@ def validation_of(training: HostTraining) -> Split:
 
 
 def in_float64(split: Split) -> Split:
-    """The samples as networks see them."""
+    """The samples as networks see them; tokens are no numbers."""
+    if split.x.dtype is torch.int64:
+        return split
     y = split.y.double() if split.y.is_floating_point() else split.y
     return Split(split.inputs(0, len(split)).double(), y)
 
@@ -138,6 +140,7 @@ def doubled(training: HostTraining) -> HostTraining:
     feed = training.feed
     assert feed is not None
     feed.split = in_float64(feed.split)
-    feed.x = feed.x.double()
+    if feed.x.is_floating_point():
+        feed.x = feed.x.double()
     feed.y = feed.y.to(feed.split.y.dtype)
     return training
