@@ -1,5 +1,6 @@
 // BatchNorm, ReLU and a max pool of 2 × 2 windows in one: what the norm writes for the pool stays in registers, and is
-// computed again in the backward pass. The numbers are those of the separate layers.
+// computed again in the backward pass. The numbers are those of the separate layers, to the bit: a seed that reads
+// between norm and pool changes nothing else.
 #pragma once
 
 #include "batch_norm.h"
@@ -87,31 +88,23 @@ void norm_pool_backward(Machine<Real>& machine, const Instruction& norm, const I
             const Real* gradient = out.gradient + out.at(g, c);
             Real* to = machine.packed.data() + g * in.plane();
             if (odd) std::fill_n(to, in.elements(), Real{});
-            Lanes<Real> sums = splat(Real{}), products = splat(Real{});
             for_squares(in, out, [&](int64_t window, int64_t at) __attribute__((always_inline)) {
                 ESPER_UNROLL for (int v = 0; v < kVectors<Real>; ++v) {
                     const int64_t lane = v * kWidth<Real>;
-                    const Real* square = from + window + lane;
-                    Real* d = to + window + lane;
-                    const Largest<Real> largest(normal, square, in.row());
+                    const Largest<Real> largest(normal, from + window + lane, in.row());
                     Vector<Real> left = load_vector(gradient + at + lane);
                     left = load_vector(result + at + lane) <= zero ? zero : left;
-                    sums.part[v] = sums.part[v] + left;
                     const auto take = [&](const auto& chosen, int64_t offset) __attribute__((always_inline)) {
-                        const Vector<Real> taken = chosen ? left : zero;
+                        store_vector(chosen ? left : zero, to + window + lane + offset);
                         left = chosen ? zero : left;
-                        products.part[v] = fma(taken, load_vector(square + offset) - normal.centre, products.part[v]);
-                        store_vector(taken, d + offset);
                     };
                     take(largest.fourth, in.row() + kLanes);
                     take(largest.third, in.row());
                     take(largest.second, kLanes);
-                    products.part[v] = fma(left, load_vector(square) - normal.centre, products.part[v]);
-                    store_vector(left, d);
+                    store_vector(left, to + window + lane);
                 }
             });
-            sum += total(sums);
-            product += total(only(products, machine.count(g)));
+            add_gradient(from, to, in.elements(), splat(saved[c]), machine.count(g), sum, product);
         }
         const NormGradient<Real> of_input = norm_gradient(machine, layer, in, c, saved, sum, product);
         if (!in.needed) continue;
