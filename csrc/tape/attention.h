@@ -10,61 +10,20 @@
 #include <stdexcept>
 
 #include "machine.h"
+#include "product.h"
 
 namespace esper::tape {
 namespace {
 
-// A matrix whose rows are a multiple of 16 wide.
+// Rows of positions, a multiple of 16.
 template <typename Real>
-struct Rows16 {
+struct Matrix {
     Real* data;
     int64_t stride;
     Real* at(int64_t row, int64_t column) const { return data + row * stride + column; }
+    Rows<Real> from(int64_t row, int64_t column) const { return {at(row, column), stride}; }
+    Rows<const Real> read(int64_t row, int64_t column) const { return {at(row, column), stride}; }
 };
-
-// Factors of a product: number (o, i) is data[o * row + i * column].
-template <typename Real>
-struct Factors {
-    const Real* data;
-    int64_t row, column;
-};
-
-template <typename Real, int O>
-ESPER_INLINE void product_block(const Factors<Real>& factors, const Real* x, int64_t stride, int64_t count, Real* out,
-                                int64_t out_stride) {
-    Vector<Real> sum[O][kVectors<Real>] = {};
-    for (int64_t i = 0; i < count; ++i) {
-        const Lanes<Real> row = load(x + i * stride);
-        ESPER_UNROLL for (int o = 0; o < O; ++o) {
-            const Vector<Real> factor = splat_vector(factors.data[o * factors.row + i * factors.column]);
-            ESPER_UNROLL for (int v = 0; v < kVectors<Real>; ++v) sum[o][v] = fma(factor, row.part[v], sum[o][v]);
-        }
-    }
-    ESPER_UNROLL for (int o = 0; o < O; ++o) {
-        ESPER_UNROLL for (int v = 0; v < kVectors<Real>; ++v) {
-            store_vector(sum[o][v], out + o * out_stride + v * kWidth<Real>);
-        }
-    }
-}
-
-template <typename Real, int O>
-ESPER_INLINE void product_rest(Factors<Real> factors, int64_t outputs, const Real* x, int64_t stride, int64_t count,
-                               Real* out, int64_t out_stride) {
-    for (; outputs >= O; outputs -= O) {
-        product_block<Real, O>(factors, x, stride, count, out, out_stride);
-        factors.data += O * factors.row;
-        out += O * out_stride;
-    }
-    if constexpr (O > 1) product_rest<Real, (O + 1) / 2>(factors, outputs, x, stride, count, out, out_stride);
-}
-
-// Row o of 16 lanes of the result is the sum over i of factor (o, i) times row i of x.
-template <typename Real>
-void product(const Factors<Real>& factors, int64_t outputs, const Real* x, int64_t stride, int64_t count, Real* out,
-             int64_t out_stride) {
-    constexpr int kRows = std::max(kAccumulators / kVectors<Real>, 1);
-    product_rest<Real, kRows>(factors, outputs, x, stride, count, out, out_stride);
-}
 
 ESPER_INLINE Lanes<float> exp_negative(const Lanes<float>& x) {
     return each(x, [](const auto& part) __attribute__((always_inline)) { return Vectors<kBytes>::exp_negative(part); });
@@ -90,11 +49,11 @@ class Attention {
         // Six matrices of a head, its scores and what is transposed, twice.
         machine.packed.assign(static_cast<size_t>((7 * width_ + 3 * room_) * room_), Real{});
         Real* at = machine.packed.data();
-        for (Rows16<Real>* matrix : {&query_, &key_, &value_, &result_, &d_query_, &d_key_, &d_value_}) {
+        for (Matrix<Real>* matrix : {&query_, &key_, &value_, &result_, &d_query_, &d_key_, &d_value_}) {
             *matrix = {at, room_};
             at += width_ * room_;
         }
-        for (Rows16<Real>* matrix : {&d_weights_, &turned_, &turned_d_}) {
+        for (Matrix<Real>* matrix : {&d_weights_, &turned_, &turned_d_}) {
             *matrix = {at, room_};
             at += room_ * room_;
         }
@@ -108,8 +67,7 @@ class Attention {
             copy_in(sequence, head);
             weigh();
             for (int64_t t = 0; t < length_; t += kLanes) {
-                product<Real>({value_.data, room_, 1}, width_, weights_.at(0, t), room_, seen(t), result_.at(0, t),
-                              room_);
+                product<Real>({value_.data, room_, 1}, width_, weights_.read(0, t), seen(t), result_.from(0, t));
             }
             move<false>(out_, out_.data, sequence, head * width_, result_);
         });
@@ -123,17 +81,16 @@ class Attention {
             move<true>(out_, out_.gradient, sequence, head * width_, result_);
             for (int64_t t = 0; t < length_; t += kLanes) {
                 of_scores(t);
-                product<Real>({key_.data, room_, 1}, width_, d_weights_.at(0, t), room_, seen(t), d_query_.at(0, t),
-                              room_);
+                product<Real>({key_.data, room_, 1}, width_, d_weights_.read(0, t), seen(t), d_query_.from(0, t));
             }
             turn(weights_, turned_);
             turn(d_weights_, turned_d_);
             for (int64_t u = 0; u < length_; u += kLanes) {
                 const int64_t first = causal_ ? u : 0;  // position that sees it
-                product<Real>({result_.at(0, first), room_, 1}, width_, turned_.at(first, u), room_, length_ - first,
-                              d_value_.at(0, u), room_);
-                product<Real>({query_.at(0, first), room_, 1}, width_, turned_d_.at(first, u), room_, length_ - first,
-                              d_key_.at(0, u), room_);
+                product<Real>({result_.at(0, first), room_, 1}, width_, turned_.read(first, u), length_ - first,
+                              d_value_.from(0, u));
+                product<Real>({query_.at(0, first), room_, 1}, width_, turned_d_.read(first, u), length_ - first,
+                              d_key_.from(0, u));
             }
             const int64_t all = heads_ * width_, from = head * width_;
             give_out(sequence, from, d_query_);
@@ -170,7 +127,7 @@ class Attention {
 
     // Copies the positions of a sequence from the channels from `first` on to a matrix, or back.
     template <bool kIn>
-    void move(const Value<Real>& value, Real* numbers, int64_t sequence, int64_t first, const Rows16<Real>& matrix) {
+    void move(const Value<Real>& value, Real* numbers, int64_t sequence, int64_t first, const Matrix<Real>& matrix) {
         for_pieces(sequence, [&](int64_t t, int64_t g, int64_t lane, int64_t count) {
             for (int64_t c = 0; c < width_; ++c) {
                 Real* outside = numbers + value.at(g, first + c) + lane;
@@ -181,7 +138,7 @@ class Attention {
         });
     }
 
-    void give_out(int64_t sequence, int64_t first, const Rows16<Real>& matrix) {
+    void give_out(int64_t sequence, int64_t first, const Matrix<Real>& matrix) {
         const bool adds = in_.gathered;
         for_pieces(sequence, [&](int64_t t, int64_t g, int64_t lane, int64_t count) {
             for (int64_t c = 0; c < width_; ++c) {
@@ -227,7 +184,7 @@ class Attention {
         constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
         for (int64_t t = 0; t < length_; t += kLanes) {
             const int64_t count = seen(t);
-            product<Real>({key_.data, 1, room_}, count, query_.at(0, t), room_, width_, weights_.at(0, t), room_);
+            product<Real>({key_.data, 1, room_}, count, query_.read(0, t), width_, weights_.from(0, t));
             Lanes<Real> largest = splat(kNothing);
             for (int64_t u = 0; u < count; ++u) {
                 const Lanes<Real> score = visible(load(weights_.at(u, t)) * scale_, u, t, kNothing);
@@ -249,7 +206,7 @@ class Attention {
     // From the gradient of the result to that of the scores: w (dw - sum over all of w dw), times the scale.
     void of_scores(int64_t t) {
         const int64_t count = seen(t);
-        product<Real>({value_.data, 1, room_}, count, result_.at(0, t), room_, width_, d_weights_.at(0, t), room_);
+        product<Real>({value_.data, 1, room_}, count, result_.read(0, t), width_, d_weights_.from(0, t));
         Lanes<Real> sum = splat(Real{});
         for (int64_t u = 0; u < count; ++u) sum = fma(load(weights_.at(u, t)), load(d_weights_.at(u, t)), sum);
         for (int64_t u = 0; u < count; ++u) {
@@ -259,11 +216,10 @@ class Attention {
     }
 
     // Transposes the blocks of weights that are not zero.
-    void turn(const Rows16<Real>& from, const Rows16<Real>& to) const {
+    void turn(const Matrix<Real>& from, const Matrix<Real>& to) const {
         for (int64_t t = 0; t < length_; t += kLanes) {
-            for (int64_t u = 0; u < seen(t); ++u) {
-                const Real* row = from.at(u, t);
-                for (int64_t l = 0; l < kLanes; ++l) *to.at(t + l, u) = row[l];
+            for (int64_t u = 0; u < seen(t); u += kLanes) {
+                transpose<Real>(from.read(u, t), kLanes, to.from(t, u));
             }
         }
     }
@@ -276,7 +232,7 @@ class Attention {
     int64_t room_;  // for the positions of a sequence
     Real scale_;
     Real* kept_ = nullptr;
-    Rows16<Real> query_, key_, value_, result_, d_query_, d_key_, d_value_, weights_, d_weights_, turned_, turned_d_;
+    Matrix<Real> query_, key_, value_, result_, d_query_, d_key_, d_value_, weights_, d_weights_, turned_, turned_d_;
 };
 
 }  // namespace

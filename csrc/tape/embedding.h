@@ -15,11 +15,11 @@ namespace {
 
 // The rows of a table for the 16 samples of a group.
 template <typename Real>
-struct Rows {
+struct TableRows {
     Real* row[kLanes];
     int64_t column;  // distance of the features
 
-    Rows(const Tensor& table, void* numbers, const int64_t* rows, int64_t count) : column(table.strides[1]) {
+    TableRows(const Tensor& table, void* numbers, const int64_t* rows, int64_t count) : column(table.strides[1]) {
         for (int64_t l = 0; l < count; ++l) row[l] = static_cast<Real*>(numbers) + rows[l] * table.strides[0];
     }
 };
@@ -52,8 +52,8 @@ void embedding_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Tensor& positions = machine.tensors[static_cast<size_t>(instruction.number[1])];
     for_tokens(machine, instruction, in, tokens.elements / out.channels,
                [&](int64_t g, int64_t count, const int64_t* token, const int64_t* position) {
-                   const Rows<Real> first(tokens, tokens.data, token, count);
-                   const Rows<Real> second(positions, positions.data, position, count);
+                   const TableRows<Real> first(tokens, tokens.data, token, count);
+                   const TableRows<Real> second(positions, positions.data, position, count);
                    for (int64_t c = 0; c < out.channels; ++c) {
                        Real lanes[kLanes] = {};
                        for (int64_t l = 0; l < count; ++l) {
@@ -78,7 +78,7 @@ void embedding_backward(Machine<Real>& machine, const Instruction& instruction) 
                [&](int64_t g, int64_t count, const int64_t* token, const int64_t* position) {
                    for (int t = 0; t < 2; ++t) {
                        if (tables[t]->gradient == nullptr) continue;
-                       const Rows<Real> rows(*tables[t], tables[t]->gradient, t == 0 ? token : position, count);
+                       const TableRows<Real> rows(*tables[t], tables[t]->gradient, t == 0 ? token : position, count);
                        for (int64_t l = 0; l < count; ++l) {
                            for (int64_t c = 0; c < out.channels; ++c) {
                                rows.row[l][c * rows.column] += out.gradient[out.at(g, c) + l];

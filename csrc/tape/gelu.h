@@ -11,17 +11,19 @@ namespace {
 // erf within 3e-7: a quotient of polynomials in x for |x| < 4, beyond which it is 1 to the last place. The coefficients
 // are those of Eigen's erf for float32.
 ESPER_INLINE FloatVector erf_of(const FloatVector& x) {
+    const auto term = [](const FloatVector& sum, const FloatVector& square, float next)
+                          __attribute__((always_inline)) { return fma(sum, square, FloatVector{} + next); };
     const FloatVector square = x * x;
-    FloatVector above = square * -2.72614225801306e-10f + 2.77068142495902e-08f;
-    above = above * square - 2.10102402082508e-06f;
-    above = above * square - 5.69250639462346e-05f;
-    above = above * square - 7.34990630326855e-04f;
-    above = above * square - 2.95459980854025e-03f;
-    above = above * square - 1.60960333262415e-02f;
-    FloatVector below = square * -1.45660718464996e-05f - 2.13374055278905e-04f;
-    below = below * square - 1.68282697438203e-03f;
-    below = below * square - 7.37332916720468e-03f;
-    below = below * square - 1.42647390514189e-02f;
+    FloatVector above = term(FloatVector{} - 2.72614225801306e-10f, square, 2.77068142495902e-08f);
+    above = term(above, square, -2.10102402082508e-06f);
+    above = term(above, square, -5.69250639462346e-05f);
+    above = term(above, square, -7.34990630326855e-04f);
+    above = term(above, square, -2.95459980854025e-03f);
+    above = term(above, square, -1.60960333262415e-02f);
+    FloatVector below = term(FloatVector{} - 1.45660718464996e-05f, square, -2.13374055278905e-04f);
+    below = term(below, square, -1.68282697438203e-03f);
+    below = term(below, square, -7.37332916720468e-03f);
+    below = term(below, square, -1.42647390514189e-02f);
     const FloatVector one = FloatVector{} + 1.0f;
     const FloatVector inside = x * above / below;
     return x >= 4.0f ? one : x <= -4.0f ? -one : inside;

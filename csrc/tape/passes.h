@@ -8,6 +8,7 @@
 #include "embedding.h"
 #include "group_norm.h"
 #include "kernels.h"
+#include "linear.h"
 #include "norm_pool.h"
 #include "pool.h"
 #include "running_mean.h"
@@ -60,6 +61,9 @@ void run_forward(Machine<Real>& machine, size_t first, size_t last) {
                 break;
             case kGuard:
                 guard_forward(machine, i);
+                break;
+            case kLinear:
+                linear_forward(machine, i);
                 break;
             case kEmbedding:
                 embedding_forward(machine, i);
@@ -122,6 +126,9 @@ void run_backward(Machine<Real>& machine, size_t first, size_t last) {
             case kGuard:
                 guard_backward(machine, i);
                 break;
+            case kLinear:
+                linear_backward(machine, i);
+                break;
             case kEmbedding:
                 embedding_backward(machine, i);
                 break;
@@ -151,7 +158,7 @@ void prepare(Machine<Real>& machine, const Network& network) {
         if (i.other >= 0) readers[static_cast<size_t>(i.other)] += 1;
         if (!network.backward || i.layer == kDetach) continue;
         out.needed = in.needed || (i.other >= 0 && machine.value(i.other).needed);
-        const bool pair = i.layer <= kGroupNorm || i.layer == kEmbedding;
+        const bool pair = i.layer <= kGroupNorm || i.layer == kLinear || i.layer == kEmbedding;
         const int64_t parameters = i.layer == kScale ? 1 : pair ? 2 : 0;
         for (int64_t p = 0; p < parameters; ++p) {
             if (i.number[p] >= 0 && machine.gradient(i.number[p]) != nullptr) out.needed = true;

@@ -69,6 +69,11 @@ class InstructionCheck {
             case kGuard:
                 require(i_.number[0] >= 0 && tensor(i_.number[0], 1).is_flag, "it has no flag");
                 break;
+            case kLinear:
+                require(is_vector(i_.input) && is_vector(i_.output), "its values have several positions");
+                require(i_.number[0] >= 0, "it has no weight");
+                parameter(i_.number[0], channels(i_.output) * channels(i_.input));
+                return parameter(i_.number[1], channels(i_.output));
             case kEmbedding:
                 return embedding();
             case kAttention: {

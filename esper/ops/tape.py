@@ -31,6 +31,7 @@ LAYERS = (
     "detach",
     "guard",
     "pass_through",
+    "linear",
     "embedding",
     "attention",
     "running_mean",
@@ -204,7 +205,7 @@ class Tape:
         bias: int = -1,
     ) -> int:
         """Appends a linear layer with the tensors of these numbers."""
-        return self.emit("convolution", value, (outputs, 1, 1), [weight, bias, 1, 1, 1, 1, 0, 0, 1, 1, 1])
+        return self.emit("linear", value, (outputs, 1, 1), [weight, bias])
 
     def attention(
         self,
@@ -259,6 +260,8 @@ class Tape:
             if LAYERS[layer] == "convolution":
                 inputs = self.shapes[value][0] // kernel[8]  # per group
                 total += 2 * math.prod(self.shapes[output]) * inputs * kernel[0] * kernel[1]
+            elif LAYERS[layer] == "linear":
+                total += 2 * self.shapes[value][0] * self.shapes[output][0]
             elif LAYERS[layer] == "attention":  # scores and results, of half of all pairs of positions
                 total += 2 * self.length * self.shapes[output][0]
         return total
