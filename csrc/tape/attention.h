@@ -189,8 +189,9 @@ class Attention {
             for (int64_t u = 0; u < count; ++u) {
                 const Lanes<Real> score = visible(load(weights_.at(u, t)) * scale_, u, t, kNothing);
                 store(score, weights_.at(u, t));
-                largest = each(score, largest,
-                               [](const auto& a, const auto& b) __attribute__((always_inline)) { return a > b ? a : b; });
+                largest = each(score, largest, [](const auto& a, const auto& b) __attribute__((always_inline)) {
+                    return a > b ? a : b;
+                });
             }
             Lanes<Real> sum = splat(Real{});
             for (int64_t u = 0; u < count; ++u) {

@@ -26,8 +26,8 @@ struct TableRows {
 
 // Calls body(group, samples in it, their tokens, their positions).
 template <typename Real, typename Body>
-void for_tokens(const Machine<Real>& machine, const Instruction& instruction, const Value<Real>& in,
-                int64_t vocabulary, const Body& body) {
+void for_tokens(const Machine<Real>& machine, const Instruction& instruction, const Value<Real>& in, int64_t vocabulary,
+                const Body& body) {
     for (int64_t g = 0; g < machine.groups; ++g) {
         const int64_t count = machine.count(g);
         int64_t tokens[kLanes], positions[kLanes];

@@ -30,9 +30,8 @@ ESPER_INLINE FloatVector erf_of(const FloatVector& x) {
 }
 
 ESPER_INLINE Lanes<float> gelu(const Lanes<float>& x) {
-    return each(x, [](const auto& part) __attribute__((always_inline)) {
-        return part * 0.5f * (1.0f + erf_of(part * 0.70710678f));
-    });
+    return each(x, [](const auto& part)
+                       __attribute__((always_inline)) { return part * 0.5f * (1.0f + erf_of(part * 0.70710678f)); });
 }
 
 // Φ(x) + x φ(x), with φ(x) = exp(-x² / 2) / sqrt(2π).

@@ -71,10 +71,8 @@ class Objective {
     void measure(const void* outputs, const void* targets, int64_t rows, int64_t width, double* sums, void* scores,
                  void* gradient) const {
         if (has_classes()) {
-            const cross_entropy::Rows problem{outputs, static_cast<const int64_t*>(targets),
-                                              rows,    width,
-                                              rows,    1,
-                                              -100,    smoothing_};
+            const cross_entropy::Rows problem{
+                outputs, static_cast<const int64_t*>(targets), rows, width, rows, 1, -100, smoothing_};
             return cross_entropy::measure(problem, is_double_, sums, static_cast<uint8_t*>(scores), gradient);
         }
         if (is_double_) return measure_as<double>(outputs, targets, rows, width, sums, scores, gradient);

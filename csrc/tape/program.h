@@ -80,8 +80,7 @@ class InstructionCheck {
                 const int64_t inner = i_.number[0] * i_.number[1];
                 require(i_.number[0] > 0 && i_.number[1] > 0 && i_.number[2] > 0, "it has no head, width or length");
                 require(is_vector(i_.input) && is_vector(i_.output), "sequences have positions as samples");
-                return require(channels(i_.input) == 3 * inner && channels(i_.output) == inner,
-                               "it has a wrong shape");
+                return require(channels(i_.input) == 3 * inner && channels(i_.output) == inner, "it has a wrong shape");
             }
             case kRunningMean:
                 require(i_.number[0] > 0 && is_vector(i_.input), "sequences have a length, and positions as samples");

@@ -207,6 +207,26 @@ def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
     check_alike(eager, native, 1e-9)
 
 
+def test_a_delta_above_its_limit_learns_from_the_samples_that_are_there() -> None:
+    """Straight through, it turns and shrinks; a lane without a sample has a delta, too."""
+
+    def make() -> HostTraining:
+        of = load_task("digits_table")
+        training = of_task(
+            of, env={"incubation": "ste"}, task={"batch_size": 17, "momentum": 0.0}
+        )
+        site = plant(training, "r0c0", "mlp")
+        assert site.seed is not None
+        with torch.no_grad():
+            list(site.seed.parameters())[-1].fill_(100.0)
+        return doubled(training)
+
+    eager, native = both(make)
+    train_epoch(eager)
+    train_epoch(native)
+    check_alike(eager, native, 1e-9)
+
+
 def grown_host() -> Host:
     """A host with seeds built in twice, of which one reads a source."""
     torch.manual_seed(0)
