@@ -215,7 +215,8 @@ class Tape:
         causal: bool,
     ) -> int:
         """Appends attention of ``heads`` that are ``width`` wide; the value has their queries, keys and values."""
-        return self.emit("attention", value, (heads * width, 1, 1), [heads, width, self.length, int(causal)])
+        numbers = [heads, width, self.length, int(causal)]
+        return self.emit("attention", value, (heads * width, 1, 1), numbers)
 
     def activate(self, module: nn.Module, value: int) -> int:
         """Appends an activation, one of ``ACTIVATIONS``."""
@@ -394,7 +395,9 @@ def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
 def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
     if tape.shapes[value][1:] != (1, 1):
         raise Unsupported("a Linear over positions has no compiled form")
-    return tape.linear(value, module.out_features, tape.parameter(module.weight), tape.parameter(module.bias))
+    weight = tape.parameter(module.weight)
+    bias = tape.parameter(module.bias)
+    return tape.linear(value, module.out_features, weight, bias)
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)

@@ -12,22 +12,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from esper.data.objective import (
-    ClassObjective,
-    Explained,
-    SampleObjective,
-    binary_losses,
-    label_accuracy,
-    squared_error,
-)
 from esper.data.split import Split
 from esper.ops.optimizer import gathered
-from esper.ops.tape import LOSSES, SCORES, Program, Shape, Unsupported
+from esper.ops.tape import Program, Unsupported
 from esper.training.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.metrics import EpochMetrics
+from esper.training.native_data import NativeData
 from esper.training.native_program import (
     Configuration,
     training_roles,
@@ -43,11 +35,6 @@ MAX_PROGRAMS = 32
 MOST_FLOPS = 2.5e9
 """Operations of a host in a step, from which on PyTorch's convolutions are faster than Esper's (measured,
 benchmarks/results/training_cpu.md): passes forward and back of a batch, without seeds."""
-LOSS_OF = ((squared_error, "squared_error"), (binary_losses, "binary_cross_entropy"))
-CHUNK = 128
-"""Samples of a validation that pass through the layers together."""
-POSITIONS = 512
-"""Positions of sequences that do, of one sequence or more."""
 
 
 class NativePasses:
@@ -69,6 +56,7 @@ class NativePasses:
         most_flops: float | None = None,
     ) -> None:
         self.training = training
+        self.data = NativeData(training)
         self.most_flops = most_flops
         self.cancelled_address = cancelled_address
         self.reasons: Counter[str] = Counter()
@@ -113,34 +101,37 @@ class NativePasses:
         key = ("validation", branching, *validation_roles(self.training))
         try:
             program, outputs = self._program(key, lambda: self._write_validation(configurations))
-            y = self._targets(split.y)
+            y = self.data.targets(split.y)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
         training = self.training
+        length = self.data.length
         count = len(configurations)
         size = training.task.evaluation_batch
         sums = totals.stats(count)
         for start in range(0, len(split), size):
             stop = min(start + size, len(split))
+            x = self.data.samples(split.inputs(start, stop))
             scores = totals.correct(count)[:, start:stop]
-            of_positions = scores
-            if self._length > 1:
-                of_positions = scores.new_empty((count, (stop - start) * self._length), dtype=torch.uint8)
+            of_samples = scores
+            if length > 1:
+                of_samples = scores.new_empty((count, len(x)), dtype=torch.uint8)
             torch.ops.esper.tape_scores_(
                 *program.arguments,
                 program.ends,
                 outputs,
-                self._samples(split.inputs(start, stop)),
-                y[self._length * start : self._length * stop],
-                *self._objective,
-                0.0,
+                x,
+                y[length * start : length * stop],
+                *self.data.objective,
+                0.0,  # labels are not smoothed
                 sums,
-                of_positions,
-                CHUNK if self._length == 1 else self._length * max(1, POSITIONS // self._length),
+                of_samples,
+                self.data.chunk,
             )
-            if self._length > 1:
-                torch.sum(of_positions.view(count, -1, self._length), dim=2, dtype=scores.dtype, out=scores)
+            if length > 1:
+                positions = of_samples.view(count, -1, length)
+                scores.copy_(positions.sum(dim=2))
         return True
 
     def _check(self) -> None:
@@ -155,80 +146,21 @@ class NativePasses:
             raise Unsupported("micro-batches are passes of PyTorch")
         if training.arithmetic.precision != "float32":
             raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
-        _ = self._objective
-        self._targets(feed.split.y)
+        _ = self.data.objective
+        self.data.targets(feed.split.y)
         if self.most_flops is not None and self._flops > self.most_flops:
             raise Unsupported(
                 f"with {self._flops / 1e6:.0f} MFLOP a step PyTorch is faster; run.tier=native does not ask"
             )
 
     @cached_property
-    def _objective(self) -> tuple[int, int, Tensor | None]:
-        """The numbers of the loss and the score, and the variance of targets for r2. Raises Unsupported."""
-        objective = self.training.task.objective
-        loss = "cross_entropy"
-        score = "accuracy"
-        variance = None
-        if isinstance(objective, SampleObjective):
-            names = [name for function, name in LOSS_OF if function is objective.loss]
-            if not names:
-                raise Unsupported("losses other than cross_entropy, mse and bce have no compiled form")
-            (loss,) = names
-            score = "labels"
-            if isinstance(objective.score, Explained):
-                score = "explained"
-                variance = objective.score.variance.to(self._dtype).contiguous()
-            elif objective.score is not label_accuracy:
-                raise Unsupported("scores other than accuracy and r2 have no compiled form")
-        return LOSSES.index(loss), SCORES.index(score), variance
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(self.training.host.parameters()).dtype
-
-    def _targets(self, y: Tensor) -> Tensor:
-        """Returns targets as operators take them. Raises Unsupported."""
-        if isinstance(self.training.task.objective, ClassObjective):
-            if y.shape[1:] != (self._length,) * (self._length > 1):
-                raise Unsupported("cross_entropy with several targets a sample has no compiled form")
-            return y.reshape(-1).contiguous()
-        if y.dim() > 2:
-            raise Unsupported("targets of several dimensions a sample have no compiled form")
-        if torch.promote_types(self._dtype, y.dtype) != self._dtype:
-            raise Unsupported(f"targets in {y.dtype} for outputs in {self._dtype} have no compiled form")
-        return y.to(self._dtype).contiguous()
-
-    @cached_property
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)], self._length)
-        return 3.0 * host.flops * training.config.task.batch_size * self._length  # back is twice forward
-
-    @cached_property
-    def _length(self) -> int:
-        """Positions of the sequences of tokens; 1 for other samples."""
-        training = self.training
-        x = None if training.feed is None else training.feed.x
-        tokens = isinstance(x, Tensor) and x.dtype is torch.int64 and x.dim() == 2
-        if tokens and training.host.topology == "transformer":
-            return x.shape[1]  # type: ignore[union-attr]
-        return 1
-
-    def _samples(self, x: Tensor) -> Tensor:
-        """Returns inputs as operators take them: of sequences, each position is a sample, with its token as a number."""
-        if self._length == 1:
-            return x
-        return x.reshape(-1, 1).to(self._dtype)
-
-    def _shape(self) -> Shape:
-        if self._length > 1:
-            return 1, 1, 1
-        x = feed_of(self.training).x
-        if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
-            raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
-        channels, height, width = (*x.shape[1:], 1, 1)[:3]
-        return channels, height, width
+        nothing = (0.0,) * len(training.sites)
+        host, _ = validation_tape(training, self.data.shape, [nothing], self.data.length)
+        samples = training.config.task.batch_size * self.data.length
+        return 3.0 * host.flops * samples  # back is twice forward
 
     def _program(self, key: Hashable, write: Callable[[], Made]) -> Made:
         """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
@@ -247,22 +179,11 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self._shape(), self._length).program()
+        return training_tape(self.training, self.data.shape, self.data.length).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self._shape(), configurations, self._length)
+        tape, outputs = validation_tape(self.training, self.data.shape, configurations, self.data.length)
         return tape.program(), outputs
-
-    def _batches(self) -> tuple[Any, ...]:
-        """The data of an epoch as operators take it: inputs, targets, table, room for a batch, order and batch size."""
-        feed = feed_of(self.training)
-        split = feed.split
-        if self._length == 1:
-            staged = None if split.table is None else feed.x
-            return split.x, self._targets(split.y), split.table, staged, feed.order, feed.batch_size
-        x = self._samples(split.x[feed.order])
-        y = self._targets(split.y[feed.order])
-        return x, y, None, None, torch.arange(len(x)), feed.batch_size * self._length
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
         training = self.training
@@ -295,12 +216,12 @@ class NativePasses:
             operator(
                 *program.arguments,
                 program.ends,
-                *self._batches(),
+                *self.data.batches(),
                 feed.seed,
                 feed.epoch,
                 feed.augmentation.crop,
                 feed.augmentation.flip,
-                *self._objective,
+                *self.data.objective,
                 config.label_smoothing,
                 training.totals.training,
                 [rate.rate for rate in rates],

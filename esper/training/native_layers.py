@@ -12,9 +12,23 @@ from esper.core.place import SPATIAL
 from esper.core.ramps import BlendOperator
 from esper.core.site import contiguous_input
 from esper.hosts.cnn import Pooled
-from esper.hosts.transformer import AttentionFromProjections, Block, CausalAttention, TiedHead, TokenEmbedding
+from esper.hosts.transformer import (
+    AttentionFromProjections,
+    Block,
+    CausalAttention,
+    TiedHead,
+    TokenEmbedding,
+)
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.ops.tape import HARMLESS_HOOKS, RELU_COLUMN, WRITERS, Tape, Unsupported, require_plain, writes
+from esper.ops.tape import (
+    HARMLESS_HOOKS,
+    RELU_COLUMN,
+    WRITERS,
+    Tape,
+    Unsupported,
+    require_plain,
+    writes,
+)
 from esper.training.rng import OwnedDropout
 
 # It changes the layout of a tensor, and tapes have their own.
@@ -85,7 +99,9 @@ def _embedding(tape: Tape, module: TokenEmbedding, value: int) -> int:
     require_plain(module.position)
     if tape.length > module.position.num_embeddings:
         raise Unsupported(f"a sequence of {tape.length} tokens is too long for its host")
-    numbers = [tape.parameter(module.token.weight), tape.parameter(module.position.weight), tape.length]
+    tokens = tape.parameter(module.token.weight)
+    positions = tape.parameter(module.position.weight)
+    numbers = [tokens, positions, tape.length]
     return tape.emit("embedding", value, (module.token.embedding_dim, 1, 1), numbers)
 
 
@@ -100,12 +116,14 @@ def _tied_head(tape: Tape, module: TiedHead, value: int) -> int:
 def _block(tape: Tape, module: Block, value: int) -> int:
     mixed = tape.add_all([module.norm_attention, module.attention], value)
     value = tape.plus(value, mixed)
-    return tape.plus(value, tape.add_all([module.norm_mlp, module.mlp], value))
+    changed = tape.add_all([module.norm_mlp, module.mlp], value)
+    return tape.plus(value, changed)
 
 
 @writes(CausalAttention)
 def _causal_attention(tape: Tape, module: CausalAttention, value: int) -> int:
-    return _from_projections(tape, module, tape.add(module.query_key_value, value))
+    projections = tape.add(module.query_key_value, value)
+    return _from_projections(tape, module, projections)
 
 
 @writes(AttentionFromProjections)
@@ -122,7 +140,8 @@ def _from_projections(tape: Tape, attention: CausalAttention, value: int) -> int
 @writes(AttentionSeed)
 def _attention_seed(tape: Tape, module: AttentionSeed, value: int) -> int:
     width = module.merge.in_features // module.heads
-    mixed = tape.attention(tape.add(module.project, value), module.heads, width, module.causal)
+    projections = tape.add(module.project, value)
+    mixed = tape.attention(projections, module.heads, width, module.causal)
     return tape.add(module.merge, mixed)
 
 

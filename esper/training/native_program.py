@@ -191,10 +191,15 @@ def write_delta(
     return tape.guard(delta, seed.finite, of_gradients=False, marks=track_finite)
 
 
-def training_tape(training: HostTraining, shape: Shape, length: int = 1) -> Tape:
-    """Writes a step for inputs of this ``shape``, positions of sequences of this ``length``: the host's pass, then the shadow pass of each incubating seed.
+def training_tape(
+    training: HostTraining,
+    shape: Shape,
+    length: int = 1,
+) -> Tape:
+    """Writes a step: the host's pass, then the shadow pass of each incubating seed.
 
-    Each is a section, whose output are the logits of its loss. Raises Unsupported.
+    ``shape`` is that of a sample, and ``length`` as in ``Tape``. Each pass is a section, whose output are the logits of
+    its loss. Raises Unsupported.
     """
     tape = Tape(shape, length)
     route = route_of(training.host)

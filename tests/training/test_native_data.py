@@ -1,4 +1,4 @@
-"""Losses and scores of compiled passes beside those of ``esper.data.objective``."""
+"""Data, losses and scores of native passes beside those of eager ones."""
 
 from __future__ import annotations
 
