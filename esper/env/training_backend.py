@@ -34,6 +34,7 @@ from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
 from esper.training.start import give_starts
+from esper.training.step import train_epoch
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 
 
@@ -41,8 +42,10 @@ class PhaseClock:
     """Books what GPUs train for under "train", though the CPU waits for it under "validate".
 
     The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
-    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts. On the CPU,
-    where work is done when the call returns, nothing is measured and nothing is moved.
+    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts.
+
+    On the CPU, work is done when the call returns. Workers that go on from an epoch to its validation do so within
+    "train", so the share of validation is moved from there.
     """
 
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
@@ -83,6 +86,17 @@ class PhaseClock:
         validated = self._spans.seconds.get("validate", 0.0) - self._validated
         self._spans.move("validate", "train", max(0.0, min(after, validated)))
 
+    def move_validation(self, seconds: float, of_hosts: Iterable[tuple[float, float]]) -> None:
+        """Moves the share of validation of ``seconds`` that were booked under "train".
+
+        ``of_hosts`` are the seconds that workers trained and validated each host.
+        """
+        training, validation = map(sum, zip(*of_hosts, strict=True))
+        trained = self._spans.seconds.get("train", 0.0)
+        if validation:
+            share = validation / (training + validation)
+            self._spans.move("train", "validate", min(seconds * share, trained))
+
 
 class EnvHost:
     """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays.
@@ -108,6 +122,8 @@ class EnvHost:
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
+        self.seconds = (0.0, 0.0)
+        """Those that the last :meth:`train_and_validate` took for each."""
         self.governance = Governance(
             row,
             training,
@@ -124,6 +140,14 @@ class EnvHost:
     @property
     def batch(self) -> int:
         return self.training.batch
+
+    def train_and_validate(self, cancelled: Callable[[], bool]) -> None:
+        """Trains an epoch and validates it. Raises Cancelled."""
+        began = perf_counter()
+        train_epoch(self.training, cancelled)
+        trained = perf_counter()
+        self.validate()
+        self.seconds = (trained - began, perf_counter() - trained)
 
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
@@ -296,6 +320,11 @@ class TrainingBackend(Backend):
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.hosts]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
+        on_cpu = all(device.type == "cpu" for device in devices)
+        self.at_one_go = on_cpu and trainer.batches is None
+        """Whether workers go on from an epoch of a host to its validation, without waiting for the other hosts."""
+        self._validated = False
+        """Whether the last epoch has been validated."""
 
     def reset(
         self,
@@ -341,12 +370,23 @@ class TrainingBackend(Backend):
         hosts = self._of(active)
         for host in hosts:
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
+        if self.at_one_go:
+            began = perf_counter()
+            executor = self.trainer.executor
+            self.trainer.run(lambda host: host.train_and_validate(lambda: executor.cancelled), hosts)
+            self._took = perf_counter() - began
+            self._validated = True
+            return
         with self.clock.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.run(EnvHost.validate, hosts)
+        if self._validated:
+            self._validated = False
+            self.clock.move_validation(self._took, [host.seconds for host in hosts])
+        else:
+            self.trainer.run(EnvHost.validate, hosts)
 
         # The hosts of one device share one block of totals.
         blocks = defaultdict[int, list[EnvHost]](list)
