@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -34,7 +35,6 @@ from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
 from esper.training.start import give_starts
-from esper.training.step import train_epoch
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 
 
@@ -44,8 +44,8 @@ class PhaseClock:
     The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
     ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts.
 
-    On the CPU, work is done when the call returns. Workers that go on from an epoch to its validation do so within
-    "train", so the share of validation is moved from there.
+    On the CPU, work is done when the call returns. Workers go on from the epoch of a host to its validation within
+    "train", from where the seconds of validations are moved.
     """
 
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
@@ -55,6 +55,8 @@ class PhaseClock:
         """Seconds that it took to queue the last epoch."""
         self._validated = 0.0
         """Seconds of "validate" before it."""
+        self._validations: list[tuple[int, float]] = []
+        """Threads and seconds of validations that workers went on to."""
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -86,16 +88,23 @@ class PhaseClock:
         validated = self._spans.seconds.get("validate", 0.0) - self._validated
         self._spans.move("validate", "train", max(0.0, min(after, validated)))
 
-    def move_validation(self, seconds: float, of_hosts: Iterable[tuple[float, float]]) -> None:
-        """Moves the share of validation of ``seconds`` that were booked under "train".
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Brackets a validation within the phase "train", on the thread of a worker."""
+        began = perf_counter()
+        yield
+        self._validations.append((get_ident(), perf_counter() - began))
 
-        ``of_hosts`` are the seconds that workers trained and validated each host.
-        """
-        training, validation = map(sum, zip(*of_hosts, strict=True))
+    def move_validations(self) -> None:
+        """Moves the wall seconds of these validations from "train" to "validate"."""
+        validations = self._validations
+        self._validations = []
+        if not validations:
+            return
+        workers = {worker for worker, _ in validations}
+        seconds = sum(seconds for _, seconds in validations) / len(workers)
         trained = self._spans.seconds.get("train", 0.0)
-        if validation:
-            share = validation / (training + validation)
-            self._spans.move("train", "validate", min(seconds * share, trained))
+        self._spans.move("train", "validate", min(seconds, trained))
 
 
 class EnvHost:
@@ -122,8 +131,6 @@ class EnvHost:
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
-        self.seconds = (0.0, 0.0)
-        """Those that the last :meth:`train_and_validate` took for each."""
         self.governance = Governance(
             row,
             training,
@@ -140,14 +147,6 @@ class EnvHost:
     @property
     def batch(self) -> int:
         return self.training.batch
-
-    def train_and_validate(self, cancelled: Callable[[], bool]) -> None:
-        """Trains an epoch and validates it. Raises Cancelled."""
-        began = perf_counter()
-        train_epoch(self.training, cancelled)
-        trained = perf_counter()
-        self.validate()
-        self.seconds = (trained - began, perf_counter() - trained)
 
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
@@ -370,21 +369,24 @@ class TrainingBackend(Backend):
         hosts = self._of(active)
         for host in hosts:
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
-        if self.at_one_go:
-            began = perf_counter()
-            executor = self.trainer.executor
-            self.trainer.run(lambda host: host.train_and_validate(lambda: executor.cancelled), hosts)
-            self._took = perf_counter() - began
-            self._validated = True
-            return
+        by_index = {host.index: host for host in hosts}
+
+        def validate(training: HostTraining) -> None:
+            with self.clock.validating():
+                by_index[training.index].validate()
+
         with self.clock.queueing():
-            self.trainer.epoch([host.training for host in hosts])
+            self.trainer.epoch(
+                [host.training for host in hosts],
+                validate if self.at_one_go else None,
+            )
+        self._validated = self.at_one_go
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
         if self._validated:
             self._validated = False
-            self.clock.move_validation(self._took, [host.seconds for host in hosts])
+            self.clock.move_validations()
         else:
             self.trainer.run(EnvHost.validate, hosts)
 
