@@ -33,31 +33,105 @@ struct BatchNorm {
     }
 };
 
-// Sums over the samples and positions of a channel, in float64 over groups.
+// Mean and variance of a channel over its samples and positions.
 struct Moments {
-    double sum = 0;      // of x - centre
-    double squares = 0;  // of its square
+    double mean, variance;
 };
 
+// Numbers are centred by the first of their lane, so that one pass is as exact as two: that number is never farther
+// from the lane's mean than the root of the positions times their deviation. Lanes are joined in float64.
 template <typename Real>
-Moments moments(const Machine<Real>& machine, const Value<Real>& value, int64_t channel, double centre) {
-    const Lanes<Real> middle = splat(static_cast<Real>(centre));
-    Moments result;
+Moments moments(Machine<Real>& machine, const Value<Real>& value, int64_t channel) {
+    const auto positions = static_cast<double>(value.positions());
+    machine.joined.resize(static_cast<size_t>(machine.groups * kLanes));
+    double* means = machine.joined.data();  // of each sample
+    double within = 0, sum = 0;
     for (int64_t g = 0; g < machine.groups; ++g) {
+        const Real* plane = value.data + value.at(g, channel);
+        const Lanes<Real> centre = load(plane);
         Lanes<Real> sums = splat(Real{}), squares = splat(Real{});
-        for_rows(value, [&](int64_t offset, int64_t elements) __attribute__((always_inline)) {
-            const Real* row = value.data + value.at(g, channel) + offset;
-            for (int64_t i = 0; i < elements; i += kLanes) {
-                const Lanes<Real> x = load(row + i) - middle;
-                sums = sums + x;
-                squares = fma(x, x, squares);
-            }
-        });
-        const int64_t count = machine.count(g);
-        result.sum += total(only(sums, count));
-        result.squares += total(only(squares, count));
+        for (int64_t i = 0; i < value.elements(); i += kLanes) {
+            const Lanes<Real> x = load(plane + i) - centre;
+            sums = sums + x;
+            squares = fma(x, x, squares);
+        }
+        Real first[kLanes], total_of[kLanes], square_of[kLanes];
+        store(centre, first);
+        store(sums, total_of);
+        store(squares, square_of);
+        for (int64_t l = 0; l < machine.count(g); ++l) {
+            const double shift = static_cast<double>(total_of[l]) / positions;
+            const double mean = static_cast<double>(first[l]) + shift;
+            within += static_cast<double>(square_of[l]) - static_cast<double>(total_of[l]) * shift;
+            sum += mean;
+            means[g * kLanes + l] = mean;
+        }
     }
-    return result;
+    const auto samples = static_cast<double>(machine.samples);
+    const double mean = sum / samples;
+    double between = 0;
+    for (int64_t n = 0; n < machine.samples; ++n) between += (means[n] - mean) * (means[n] - mean);
+    return {mean, (within / positions + between) / samples};
+}
+
+// How the numbers x of a channel are normalized: (x - centre) scale + shift.
+template <typename Real>
+struct Normal {
+    Vector<Real> centre, scale, shift;
+
+    ESPER_INLINE Vector<Real> operator()(const Vector<Real>& x) const { return fma(x - centre, scale, shift); }
+};
+
+// From the mean and 1 / deviation that a forward pass has saved.
+template <typename Real>
+Normal<Real> saved_normal(const Machine<Real>& machine, const BatchNorm& layer, const Value<Real>& in, int64_t c,
+                          const Real* saved) {
+    const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
+    const Real bias = layer.bias < 0 ? Real{} : machine.data(layer.bias)[c];
+    return {splat_vector(saved[c]), splat_vector(saved[in.channels + c] * weight), splat_vector(bias)};
+}
+
+// Finds the statistics of a channel, and updates the running ones. `saved` keeps the mean and 1 / deviation.
+template <typename Real>
+Normal<Real> normal_of_channel(Machine<Real>& machine, const BatchNorm& layer, const Value<Real>& in, int64_t c,
+                               double momentum, Real* saved) {
+    const auto n = static_cast<double>(machine.samples * in.positions());
+    Moments found;
+    if (layer.of_batch(machine)) {
+        found = moments(machine, in, c);
+        if (machine.training && layer.mean >= 0) {
+            Real& mean = machine.data(layer.mean)[c];
+            Real& variance = machine.data(layer.variance)[c];
+            mean = static_cast<Real>((1 - momentum) * static_cast<double>(mean) + momentum * found.mean);
+            variance = static_cast<Real>((1 - momentum) * static_cast<double>(variance) +
+                                         momentum * (found.variance * n / (n - 1)));
+        }
+    } else {
+        found.mean = static_cast<double>(machine.data(layer.mean)[c]);
+        found.variance = static_cast<double>(machine.data(layer.variance)[c]);
+    }
+    saved[c] = static_cast<Real>(found.mean);
+    saved[in.channels + c] = static_cast<Real>(1 / std::sqrt(found.variance + layer.eps));
+    return saved_normal(machine, layer, in, c, saved);
+}
+
+// Counts a batch of training; returns the share of its statistics in the running ones.
+template <typename Real>
+double count_batch(Machine<Real>& machine, const BatchNorm& layer) {
+    const bool updates = layer.of_batch(machine) && machine.training && layer.mean >= 0;
+    if (!updates || layer.batches < 0) return layer.momentum;
+    auto* batches = static_cast<int64_t*>(machine.tensors[static_cast<size_t>(layer.batches)].data);
+    *batches += 1;
+    return std::isnan(layer.momentum) ? 1.0 / static_cast<double>(*batches) : layer.momentum;
+}
+
+// Normalizes a position, for the samples of a batch only: others lie far from the mean, and would grow from norm
+// to norm until they overflow.
+template <typename Real>
+ESPER_INLINE Lanes<Real> normed(const Normal<Real>& normal, const Lanes<Real>& x, bool relu_follows, int64_t count) {
+    const Lanes<Real> result =
+        each(x, [&](const auto& numbers) __attribute__((always_inline)) { return normal(numbers); });
+    return only(relu_follows ? relu(result) : result, count);
 }
 
 template <typename Real>
@@ -66,56 +140,61 @@ void batch_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
     const Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     Real* saved = machine.kept(instruction, 2 * in.channels);
-    const auto n = static_cast<double>(machine.samples * in.positions());
-    const bool of_batch = layer.of_batch(machine);
-    const bool updates = of_batch && machine.training && layer.mean >= 0;
-    double momentum = layer.momentum;
-    if (updates && layer.batches >= 0) {
-        auto* batches = static_cast<int64_t*>(machine.tensors[static_cast<size_t>(layer.batches)].data);
-        *batches += 1;
-        if (std::isnan(momentum)) momentum = 1.0 / static_cast<double>(*batches);
-    }
+    const double momentum = count_batch(machine, layer);
     for (int64_t c = 0; c < in.channels; ++c) {
-        double mean, variance;
-        if (of_batch) {
-            // The first mean is as exact as sums of lanes are; what is left of it corrects both.
-            const double centre = static_cast<double>(static_cast<Real>(moments(machine, in, c, 0).sum / n));
-            const Moments centred = moments(machine, in, c, centre);
-            mean = centre + centred.sum / n;
-            variance = centred.squares / n - centred.sum / n * (centred.sum / n);
-        } else {
-            mean = static_cast<double>(machine.data(layer.mean)[c]);
-            variance = static_cast<double>(machine.data(layer.variance)[c]);
-        }
-        if (updates) {
-            Real& running_mean = machine.data(layer.mean)[c];
-            Real& running_variance = machine.data(layer.variance)[c];
-            running_mean = static_cast<Real>((1 - momentum) * static_cast<double>(running_mean) + momentum * mean);
-            running_variance = static_cast<Real>((1 - momentum) * static_cast<double>(running_variance) +
-                                                 momentum * (variance * n / (n - 1)));
-        }
-        const double deviation = 1 / std::sqrt(variance + layer.eps);
-        saved[c] = static_cast<Real>(mean);
-        saved[in.channels + c] = static_cast<Real>(deviation);
-        const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
-        const Real bias = layer.bias < 0 ? Real{} : machine.data(layer.bias)[c];
-        const Lanes<Real> scale = splat(saved[in.channels + c] * weight);
-        const Lanes<Real> centre = splat(saved[c]);
-        const Lanes<Real> shift = splat(bias);
+        const Normal<Real> normal = normal_of_channel(machine, layer, in, c, momentum, saved);
         for (int64_t g = 0; g < machine.groups; ++g) {
-            const int64_t count = machine.count(g);
-            for (int64_t y = 0; y < in.height; ++y) {
-                const Real* from = in.data + in.at(g, c) + y * in.row();
-                Real* to = out.data + out.at(g, c) + y * out.row();
-                for (int64_t x = 0; x < in.width * kLanes; x += kLanes) {
-                    const Lanes<Real> result = fma(load(from + x) - centre, scale, shift);
-                    // Lanes without a sample lie far from the mean, and would grow from norm to norm until they
-                    // overflow.
-                    store(only(layer.relu ? relu(result) : result, count), to + x);
-                }
+            const int64_t count = machine.count(g), first = in.at(g, c);
+            for (int64_t at = first; at < first + in.elements(); at += kLanes) {
+                store(normed(normal, load(in.data + at), layer.relu, count), out.data + at);
             }
         }
     }
+}
+
+// What the backward pass subtracts from the gradient d of a normalized number x: (d - mean - (x - centre) slope) scale.
+template <typename Real>
+struct NormGradient {
+    Lanes<Real> centre, scale, mean, slope;
+
+    ESPER_INLINE Lanes<Real> operator()(const Lanes<Real>& x, const Lanes<Real>& d) const {
+        return (d - mean - (x - centre) * slope) * scale;
+    }
+};
+
+// Writes the gradients of weight and bias from the sums of the gradient and of gradient × centred number.
+template <typename Real>
+NormGradient<Real> norm_gradient(Machine<Real>& machine, const BatchNorm& layer, const Value<Real>& in, int64_t c,
+                                 const Real* saved, double sum, double product) {
+    const auto n = static_cast<double>(machine.samples * in.positions());
+    const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
+    const Real deviation = saved[in.channels + c];
+    if (layer.weight >= 0 && machine.gradient(layer.weight) != nullptr) {
+        machine.gradient(layer.weight)[c] = static_cast<Real>(product * static_cast<double>(deviation));
+    }
+    if (layer.bias >= 0 && machine.gradient(layer.bias) != nullptr) {
+        machine.gradient(layer.bias)[c] = static_cast<Real>(sum);
+    }
+    NormGradient<Real> result{splat(saved[c]), splat(deviation * weight), splat(Real{}), splat(Real{})};
+    if (layer.of_batch(machine)) {
+        result.mean = splat(static_cast<Real>(sum / n));
+        result.slope = splat(static_cast<Real>(product / n * static_cast<double>(deviation * deviation)));
+    }
+    return result;
+}
+
+// Adds the sums of a plane's gradient d, and of d × centred number, to `sum` and `product`.
+template <typename Real>
+ESPER_INLINE void add_gradient(const Real* x, const Real* d, int64_t elements, const Lanes<Real>& centre, int64_t count,
+                               double& sum, double& product) {
+    Lanes<Real> sums = splat(Real{}), products = splat(Real{});
+    for (int64_t i = 0; i < elements; i += kLanes) {
+        const Lanes<Real> gradient = load(d + i);
+        sums = sums + gradient;
+        products = fma(gradient, load(x + i) - centre, products);
+    }
+    sum += total(sums);
+    product += total(only(products, count));
 }
 
 template <typename Real>
@@ -124,54 +203,23 @@ void batch_norm_backward(Machine<Real>& machine, const Instruction& instruction)
     Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     const Real* saved = machine.kept(instruction, 2 * in.channels);
-    const auto n = static_cast<double>(machine.samples * in.positions());
     for (int64_t c = 0; c < in.channels; ++c) {
-        const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
-        const Lanes<Real> centre = splat(saved[c]);
-        const Real deviation = saved[in.channels + c];
-        double sum = 0, product = 0;  // of the gradient, and of gradient times centred input
+        double sum = 0, product = 0;
         for (int64_t g = 0; g < machine.groups; ++g) {
-            Lanes<Real> sums = splat(Real{}), products = splat(Real{});
-            for (int64_t y = 0; y < in.height; ++y) {
-                const Real* x = in.data + in.at(g, c) + y * in.row();
-                const Real* result = out.data + out.at(g, c) + y * out.row();
-                Real* gradient = out.gradient + out.at(g, c) + y * out.row();
-                for (int64_t i = 0; i < in.width * kLanes; i += kLanes) {
-                    Lanes<Real> d = load(gradient + i);
-                    if (layer.relu) {
-                        d = relu_gradient(load(result + i), d);
-                        store(d, gradient + i);
-                    }
-                    sums = sums + d;
-                    products = fma(d, load(x + i) - centre, products);
-                }
+            const int64_t first = in.at(g, c);
+            Real* d = out.gradient + first;
+            for (int64_t i = 0; layer.relu && i < in.elements(); i += kLanes) {
+                store(relu_gradient(load(out.data + first + i), load(d + i)), d + i);
             }
-            sum += total(sums);
-            product += total(only(products, machine.count(g)));
+            add_gradient(in.data + first, d, in.elements(), splat(saved[c]), machine.count(g), sum, product);
         }
-        if (layer.weight >= 0 && machine.gradient(layer.weight) != nullptr) {
-            machine.gradient(layer.weight)[c] = static_cast<Real>(product * static_cast<double>(deviation));
-        }
-        if (layer.bias >= 0 && machine.gradient(layer.bias) != nullptr) {
-            machine.gradient(layer.bias)[c] = static_cast<Real>(sum);
-        }
+        const NormGradient<Real> gradient = norm_gradient(machine, layer, in, c, saved, sum, product);
         if (!in.needed) continue;
-        const Lanes<Real> scale = splat(deviation * weight);
-        Lanes<Real> mean = splat(Real{}), slope = splat(Real{});
-        if (layer.of_batch(machine)) {
-            mean = splat(static_cast<Real>(sum / n));
-            slope = splat(static_cast<Real>(product / n * static_cast<double>(deviation * deviation)));
-        }
         for (int64_t g = 0; g < machine.groups; ++g) {
-            const int64_t count = machine.count(g);
-            for (int64_t y = 0; y < in.height; ++y) {
-                const int64_t from = in.at(g, c) + y * in.row();
-                const Real* gradient = out.gradient + out.at(g, c) + y * out.row();
-                for (int64_t i = 0; i < in.width * kLanes; i += kLanes) {
-                    const Lanes<Real> x = load(in.data + from + i) - centre;
-                    const Lanes<Real> d = load(gradient + i) - mean - x * slope;
-                    give(only(d * scale, count), in.gathered, in.gradient + from + i);
-                }
+            const int64_t count = machine.count(g), first = in.at(g, c);
+            for (int64_t at = first; at < first + in.elements(); at += kLanes) {
+                const Lanes<Real> result = gradient(load(in.data + at), load(out.gradient + at));
+                give(only(result, count), in.gathered, in.gradient + at);
             }
         }
     }

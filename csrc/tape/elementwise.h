@@ -75,30 +75,16 @@ Real activation_slope(Activation kind, Real x, Real y, Real alpha) {
     return 1;
 }
 
-// Calls body(offset in a, offset in b) for each position of two values of the same shape.
-template <typename Real, typename Body>
-ESPER_INLINE void for_positions(const Machine<Real>& machine, const Value<Real>& a, const Value<Real>& b,
-                                const Body& body) {
-    for (int64_t g = 0; g < machine.groups; ++g) {
-        for (int64_t c = 0; c < a.channels; ++c) {
-            for (int64_t y = 0; y < a.height; ++y) {
-                const int64_t in_a = a.at(g, c) + y * a.row(), in_b = b.at(g, c) + y * b.row();
-                for (int64_t x = 0; x < a.width * kLanes; x += kLanes) body(in_a + x, in_b + x, g, c);
-            }
-        }
-    }
-}
-
 template <typename Real>
 void activation_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     const auto kind = static_cast<Activation>(instruction.number[0]);
     const auto alpha = static_cast<Real>(instruction.constant[0]);
-    for_positions(machine, in, out, [&](int64_t from, int64_t to, int64_t, int64_t) {
-        const Lanes<Real> x = load(in.data + from);
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+        const Lanes<Real> x = load(in.data + at);
         store(kind == kRelu ? relu(x) : by_lane(x, [&](Real lane) { return activated(kind, lane, alpha); }),
-              out.data + to);
+              out.data + at);
     });
 }
 
@@ -109,16 +95,24 @@ void activation_backward(Machine<Real>& machine, const Instruction& instruction)
     if (!in.needed) return;
     const auto kind = static_cast<Activation>(instruction.number[0]);
     const auto alpha = static_cast<Real>(instruction.constant[0]);
-    for_positions(machine, in, out, [&](int64_t at, int64_t from, int64_t, int64_t) {
-        const Lanes<Real> gradient = load(out.gradient + from);
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+        const Lanes<Real> gradient = load(out.gradient + at);
         if (kind == kRelu) return give(relu_gradient(load(in.data + at), gradient), in.gathered, in.gradient + at);
         Real slopes[kLanes];
         for (int l = 0; l < kLanes; ++l) {
-            slopes[l] = activation_slope(kind, in.data[at + l], out.data[from + l], alpha);
+            slopes[l] = activation_slope(kind, in.data[at + l], out.data[at + l], alpha);
         }
         give(gradient * load(slopes), in.gathered, in.gradient + at);
     });
     in.gathered = true;
+}
+
+// The sum of a times b over the positions of a plane, by lane.
+template <typename Real>
+ESPER_INLINE Lanes<Real> plane_product(const Real* a, const Real* b, int64_t elements) {
+    Lanes<Real> products = splat(Real{});
+    for (int64_t i = 0; i < elements; i += kLanes) products = fma(load(a + i), load(b + i), products);
+    return products;
 }
 
 // out = in times a parameter of each channel. number 0: the parameter.
@@ -127,9 +121,8 @@ void scale_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     const Real* weight = machine.data(instruction.number[0]);
-    for_positions(machine, in, out, [&](int64_t from, int64_t to, int64_t, int64_t c) {
-        store(load(in.data + from) * weight[c], out.data + to);
-    });
+    for_positions(machine, in,
+                  [&](int64_t at, int64_t, int64_t c) { store(load(in.data + at) * weight[c], out.data + at); });
 }
 
 template <typename Real>
@@ -142,31 +135,24 @@ void scale_backward(Machine<Real>& machine, const Instruction& instruction) {
         for (int64_t c = 0; c < in.channels; ++c) {
             double sum = 0;
             for (int64_t g = 0; g < machine.groups; ++g) {
-                Lanes<Real> products = splat(Real{});
-                for (int64_t y = 0; y < in.height; ++y) {
-                    const Real* left = in.data + in.at(g, c) + y * in.row();
-                    const Real* right = out.gradient + out.at(g, c) + y * out.row();
-                    for (int64_t x = 0; x < in.width * kLanes; x += kLanes) {
-                        products = fma(load(left + x), load(right + x), products);
-                    }
-                }
+                const int64_t at = in.at(g, c);
+                const Lanes<Real> products = plane_product(in.data + at, out.gradient + at, in.elements());
                 sum += total(only(products, machine.count(g)));
             }
             result[c] = static_cast<Real>(sum);
         }
     }
     if (!in.needed) return;
-    for_positions(machine, in, out, [&](int64_t at, int64_t from, int64_t, int64_t c) {
-        give(load(out.gradient + from) * weight[c], in.gathered, in.gradient + at);
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t c) {
+        give(load(out.gradient + at) * weight[c], in.gathered, in.gradient + at);
     });
     in.gathered = true;
 }
 
-// Where a value that may have one channel or one position is read for channel c and offset (y, x) of another.
+// Where a value that may have one channel or one position is read for element i of channel c of another.
 template <typename Real>
-ESPER_INLINE int64_t broadcast(const Value<Real>& value, int64_t g, int64_t c, int64_t y, int64_t x) {
-    const bool wide = value.positions() > 1;
-    return value.at(g, value.channels > 1 ? c : 0) + (wide ? y * value.row() + x * kLanes : 0);
+ESPER_INLINE int64_t broadcast(const Value<Real>& value, int64_t g, int64_t c, int64_t i) {
+    return value.at(g, value.channels > 1 ? c : 0) + (value.positions() > 1 ? i : 0);
 }
 
 // out = in times other, which may have one number for a channel, or for a sample.
@@ -175,17 +161,10 @@ void multiply_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& other = machine.value(instruction.other);
     const Value<Real>& out = machine.value(instruction.output);
-    for (int64_t g = 0; g < machine.groups; ++g) {
-        for (int64_t c = 0; c < in.channels; ++c) {
-            for (int64_t y = 0; y < in.height; ++y) {
-                for (int64_t x = 0; x < in.width; ++x) {
-                    const Lanes<Real> a = load(in.data + in.at(g, c) + y * in.row() + x * kLanes);
-                    const Lanes<Real> b = load(other.data + broadcast(other, g, c, y, x));
-                    store(a * b, out.data + out.at(g, c) + y * out.row() + x * kLanes);
-                }
-            }
-        }
-    }
+    for_positions(machine, in, [&](int64_t at, int64_t g, int64_t c) {
+        const Lanes<Real> factor = load(other.data + broadcast(other, g, c, at - in.at(g, c)));
+        store(load(in.data + at) * factor, out.data + at);
+    });
 }
 
 template <typename Real>
@@ -195,21 +174,14 @@ void multiply_backward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& out = machine.value(instruction.output);
     const bool spread = other.channels < in.channels || other.positions() < in.positions();
     if (other.needed && spread) start_gradient(machine, other);
-    for (int64_t g = 0; g < machine.groups; ++g) {
+    for_positions(machine, in, [&](int64_t at, int64_t g, int64_t c) {
         const int64_t count = machine.count(g);
-        for (int64_t c = 0; c < in.channels; ++c) {
-            for (int64_t y = 0; y < in.height; ++y) {
-                for (int64_t x = 0; x < in.width; ++x) {
-                    const int64_t at = in.at(g, c) + y * in.row() + x * kLanes;
-                    const int64_t with = broadcast(other, g, c, y, x);
-                    const Lanes<Real> d = load(out.gradient + out.at(g, c) + y * out.row() + x * kLanes);
-                    const Lanes<Real> a = load(in.data + at), b = load(other.data + with);
-                    if (in.needed) give(only(d * b, count), in.gathered, in.gradient + at);
-                    if (other.needed) give(only(d * a, count), spread || other.gathered, other.gradient + with);
-                }
-            }
-        }
-    }
+        const int64_t with = broadcast(other, g, c, at - in.at(g, c));
+        const Lanes<Real> d = load(out.gradient + at);
+        const Lanes<Real> a = load(in.data + at), b = load(other.data + with);
+        if (in.needed) give(only(d * b, count), in.gathered, in.gradient + at);
+        if (other.needed) give(only(d * a, count), spread || other.gathered, other.gradient + with);
+    });
     if (in.needed) in.gathered = true;
     if (other.needed) other.gathered = true;
 }
@@ -227,18 +199,9 @@ void add_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& other = machine.value(instruction.other);
     const Value<Real>& out = machine.value(instruction.output);
     const Lanes<Real> factor = splat(factor_of(machine, instruction));
-    for (int64_t g = 0; g < machine.groups; ++g) {
-        for (int64_t c = 0; c < in.channels; ++c) {
-            for (int64_t y = 0; y < in.height; ++y) {
-                const Real* a = in.data + in.at(g, c) + y * in.row();
-                const Real* b = other.data + other.at(g, c) + y * other.row();
-                Real* to = out.data + out.at(g, c) + y * out.row();
-                for (int64_t x = 0; x < in.width * kLanes; x += kLanes) {
-                    store(fma(load(b + x), factor, load(a + x)), to + x);
-                }
-            }
-        }
-    }
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+        store(fma(load(other.data + at), factor, load(in.data + at)), out.data + at);
+    });
 }
 
 template <typename Real>
@@ -249,8 +212,8 @@ void add_backward(Machine<Real>& machine, const Instruction& instruction) {
     const Real factor = factor_of(machine, instruction);
     const auto pass_on = [&](Value<Real>& value, Real times) {
         if (!value.needed) return;
-        for_positions(machine, value, out, [&](int64_t at, int64_t from, int64_t, int64_t) {
-            give(load(out.gradient + from) * times, value.gathered, value.gradient + at);
+        for_positions(machine, value, [&](int64_t at, int64_t, int64_t) {
+            give(load(out.gradient + at) * times, value.gathered, value.gradient + at);
         });
         value.gathered = true;
     };

@@ -17,14 +17,14 @@ struct GroupNorm {
     double eps;
 };
 
-// Sums body(channel, offset in the plane) over the channels of a group and their positions.
+// Sums body(offset) over the positions of some channels of a group of samples.
 template <typename Real, typename Body>
-ESPER_INLINE Lanes<Real> group_sum(const Value<Real>& value, int64_t first, int64_t channels, const Body& body) {
+ESPER_INLINE Lanes<Real> group_sum(const Value<Real>& value, int64_t g, int64_t first, int64_t channels,
+                                   const Body& body) {
     Lanes<Real> sum = splat(Real{});
     for (int64_t c = first; c < first + channels; ++c) {
-        for (int64_t y = 0; y < value.height; ++y) {
-            for (int64_t x = 0; x < value.width; ++x) sum = sum + body(c, y, x);
-        }
+        const int64_t plane = value.at(g, c);
+        for (int64_t i = 0; i < value.elements(); i += kLanes) sum = sum + body(plane + i);
     }
     return sum;
 }
@@ -44,16 +44,15 @@ void group_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
     Real* saved = machine.kept(instruction, 2 * machine.groups * layer.groups * kLanes);
     for (int64_t g = 0; g < machine.groups; ++g) {
         for (int64_t k = 0; k < layer.groups; ++k) {
-            const auto at = [&](int64_t c, int64_t y, int64_t x) __attribute__((always_inline)) {
-                return load(in.data + in.at(g, c) + y * in.row() + x * kLanes);
+            const Lanes<Real> mean =
+                group_sum(in, g, k * channels, channels,
+                          [&](int64_t at) __attribute__((always_inline)) { return load(in.data + at); }) *
+                share;
+            const auto square = [&](int64_t at) __attribute__((always_inline)) {
+                const Lanes<Real> centred = load(in.data + at) - mean;
+                return centred * centred;
             };
-            const Lanes<Real> mean = group_sum(in, k * channels, channels, at) * share;
-            const Lanes<Real> variance = group_sum(in, k * channels, channels,
-                                                   [&](int64_t c, int64_t y, int64_t x) __attribute__((always_inline)) {
-                                                       const Lanes<Real> centred = at(c, y, x) - mean;
-                                                       return centred * centred;
-                                                   }) *
-                                         share;
+            const Lanes<Real> variance = group_sum(in, g, k * channels, channels, square) * share;
             const Lanes<Real> deviation = inverse_root(variance + splat(static_cast<Real>(layer.eps)));
             store(mean, saved);
             store(deviation, saved + kLanes);
@@ -61,12 +60,9 @@ void group_norm_forward(Machine<Real>& machine, const Instruction& instruction) 
             for (int64_t c = k * channels; c < (k + 1) * channels; ++c) {
                 const Lanes<Real> weight = splat(layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c]);
                 const Lanes<Real> bias = splat(layer.bias < 0 ? Real{} : machine.data(layer.bias)[c]);
-                for (int64_t y = 0; y < in.height; ++y) {
-                    Real* to = out.data + out.at(g, c) + y * out.row();
-                    for (int64_t x = 0; x < in.width; ++x) {
-                        const Lanes<Real> result = fma((at(c, y, x) - mean) * deviation, weight, bias);
-                        store(layer.relu ? relu(result) : result, to + x * kLanes);
-                    }
+                for (int64_t at = in.at(g, c); at < in.at(g, c) + in.elements(); at += kLanes) {
+                    const Lanes<Real> result = fma((load(in.data + at) - mean) * deviation, weight, bias);
+                    store(layer.relu ? relu(result) : result, out.data + at);
                 }
             }
         }
@@ -87,23 +83,19 @@ void group_norm_backward(Machine<Real>& machine, const Instruction& instruction)
         for (int64_t k = 0; k < layer.groups; ++k) {
             const Lanes<Real> mean = load(saved), deviation = load(saved + kLanes);
             saved += 2 * kLanes;
-            const auto normed = [&](int64_t c, int64_t y, int64_t x) __attribute__((always_inline)) {
-                return (load(in.data + in.at(g, c) + y * in.row() + x * kLanes) - mean) * deviation;
-            };
+            const auto normed = [&](int64_t at)
+                                    __attribute__((always_inline)) { return (load(in.data + at) - mean) * deviation; };
             Lanes<Real> sum = splat(Real{}), product = splat(Real{});  // weighted, over the channels
             for (int64_t c = k * channels; c < (k + 1) * channels; ++c) {
                 Lanes<Real> of_channel = splat(Real{}), with_input = splat(Real{});
-                for (int64_t y = 0; y < in.height; ++y) {
-                    for (int64_t x = 0; x < in.width; ++x) {
-                        const int64_t at = out.at(g, c) + y * out.row() + x * kLanes;
-                        Lanes<Real> d = load(out.gradient + at);
-                        if (layer.relu) {
-                            d = relu_gradient(load(out.data + at), d);
-                            store(d, out.gradient + at);
-                        }
-                        of_channel = of_channel + d;
-                        with_input = fma(d, normed(c, y, x), with_input);
+                for (int64_t at = in.at(g, c); at < in.at(g, c) + in.elements(); at += kLanes) {
+                    Lanes<Real> d = load(out.gradient + at);
+                    if (layer.relu) {
+                        d = relu_gradient(load(out.data + at), d);
+                        store(d, out.gradient + at);
                     }
+                    of_channel = of_channel + d;
+                    with_input = fma(d, normed(at), with_input);
                 }
                 const Lanes<Real> weight = splat(layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c]);
                 sum = fma(of_channel, weight, sum);
@@ -116,12 +108,10 @@ void group_norm_backward(Machine<Real>& machine, const Instruction& instruction)
             product = product * share;
             for (int64_t c = k * channels; c < (k + 1) * channels; ++c) {
                 const Lanes<Real> weight = splat(layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c]);
-                for (int64_t y = 0; y < in.height; ++y) {
-                    for (int64_t x = 0; x < in.width; ++x) {
-                        const Lanes<Real> d = load(out.gradient + out.at(g, c) + y * out.row() + x * kLanes);
-                        const Lanes<Real> result = (d * weight - sum - normed(c, y, x) * product) * deviation;
-                        give(only(result, count), in.gathered, in.gradient + in.at(g, c) + y * in.row() + x * kLanes);
-                    }
+                for (int64_t at = in.at(g, c); at < in.at(g, c) + in.elements(); at += kLanes) {
+                    const Lanes<Real> d = load(out.gradient + at);
+                    const Lanes<Real> result = (d * weight - sum - normed(at) * product) * deviation;
+                    give(only(result, count), in.gathered, in.gradient + at);
                 }
             }
         }

@@ -190,15 +190,15 @@ ESPER_INLINE Lanes<Real> only(const Lanes<Real>& a, int64_t count) {
     return load(values);
 }
 
-// The sum of all lanes in float64, halves first.
+// The sum of all lanes in float64, halves first. Through memory, where the compiler makes vectors of the loops.
 template <typename Real>
 ESPER_INLINE double total(const Lanes<Real>& a) {
-    double values[kLanes];
-    for (int l = 0; l < kLanes; ++l) values[l] = static_cast<double>(a.part[l / kWidth<Real>][l % kWidth<Real>]);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) values[l] += values[l + half];
-    }
-    return values[0];
+    Real lanes[kLanes];
+    store(a, lanes);
+    double sums[kLanes / 2];
+    for (int l = 0; l < 8; ++l) sums[l] = static_cast<double>(lanes[l]) + static_cast<double>(lanes[l + 8]);
+    for (int l = 0; l < 4; ++l) sums[l] += sums[l + 4];
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 }  // namespace

@@ -9,28 +9,27 @@
 namespace esper::tape {
 namespace {
 
-// Features [B, C, H, W] as [B / 16][C][H][W][16]; a vector [B, D] has positions of 1 × 1.
+// Features [B, C, H, W] as [B / 16][C][H][W][16]; a vector [B, D] has positions of 1 × 1. A plane has 16 numbers more,
+// without which the planes of channels would share sets of the cache.
 //
-// Each plane has a border of zeros, which convolutions read beyond the edge, and 16 numbers more, without which the
-// planes of channels would share sets of the cache.
+// Lanes beyond the samples of a batch hold finite numbers in `data` and zeros in `gradient`.
 template <typename Real>
 struct Value {
     int64_t channels = 0;
     int64_t height = 0;
     int64_t width = 0;
-    int64_t border = 0;
     Real* data = nullptr;
     Real* gradient = nullptr;
     bool needed = false;    // whether its gradient is wanted
     bool gathered = false;  // whether its gradient has been written in this pass, so that more is added
+    bool skipped = false;   // whether it is only ever in registers, and has no memory
 
-    int64_t row() const { return (width + 2 * border) * kLanes; }
-    int64_t plane() const { return (height + 2 * border) * row() + (height * width > 1 ? kLanes : 0); }
-    int64_t group() const { return channels * plane(); }
     int64_t positions() const { return height * width; }
-    // Offset of position (0, 0) in a plane.
-    int64_t origin() const { return border * row() + border * kLanes; }
-    int64_t at(int64_t g, int64_t c) const { return g * group() + c * plane() + origin(); }
+    int64_t row() const { return width * kLanes; }
+    int64_t elements() const { return positions() * kLanes; }
+    int64_t plane() const { return elements() + (positions() > 1 ? kLanes : 0); }
+    int64_t group() const { return channels * plane(); }
+    int64_t at(int64_t g, int64_t c) const { return g * group() + c * plane(); }
 };
 
 template <typename Real>
@@ -41,7 +40,8 @@ struct Machine {
     int64_t samples = 0;
     int64_t groups = 0;
     bool training = false;                 // batch norms use the statistics of the batch and update their own
-    std::vector<Real> packed;              // weights in the order in which a layer reads them
+    std::vector<Real> packed;              // weights, or products, in the order in which a layer reads them
+    std::vector<double> joined;            // sums over all samples
     std::vector<std::vector<Real>> saved;  // by instruction: what its backward pass reads again
 
     // Samples in group g.
@@ -58,11 +58,23 @@ struct Machine {
     }
 };
 
-// Calls body(offset, elements) for each row of a plane, or once for a plane without a border, which is one row.
+// Calls body(offset, group, channel) for each position of a value, and of any other of the same shape.
 template <typename Real, typename Body>
-ESPER_INLINE void for_rows(const Value<Real>& value, const Body& body) {
-    if (value.border == 0) return body(static_cast<int64_t>(0), value.height * value.row());
-    for (int64_t y = 0; y < value.height; ++y) body(y * value.row(), value.width * kLanes);
+ESPER_INLINE void for_positions(const Machine<Real>& machine, const Value<Real>& value, const Body& body) {
+    for (int64_t g = 0; g < machine.groups; ++g) {
+        for (int64_t c = 0; c < value.channels; ++c) {
+            const int64_t first = value.at(g, c);
+            for (int64_t i = 0; i < value.elements(); i += kLanes) body(first + i, g, c);
+        }
+    }
+}
+
+// The gradient of a value that is gathered by additions starts at zero.
+template <typename Real>
+void start_gradient(const Machine<Real>& machine, Value<Real>& value) {
+    if (value.gathered) return;
+    std::fill_n(value.gradient, machine.groups * value.group(), Real{});
+    value.gathered = true;
 }
 
 // Writes the gradient at a position, or adds to what is known of it.

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "group_norm.h"
 #include "kernels.h"
+#include "norm_pool.h"
 #include "pool.h"
 #include "seed.h"
 
@@ -16,6 +17,10 @@ template <typename Real>
 void run_forward(Machine<Real>& machine, size_t first, size_t last) {
     for (size_t n = first; n < last; ++n) {
         const Instruction& i = machine.code[n];
+        if (machine.value(i.output).skipped) {
+            norm_pool_forward(machine, i, machine.code[++n]);
+            continue;
+        }
         switch (i.layer) {
             case kConvolution:
                 convolution_forward(machine, i);
@@ -65,6 +70,10 @@ void run_backward(Machine<Real>& machine, size_t first, size_t last) {
     for (size_t n = last; n-- > first;) {
         const Instruction& i = machine.code[n];
         if (!machine.value(i.output).gathered) continue;  // nothing that is wanted depends on it
+        if (machine.value(i.input).skipped) {
+            norm_pool_backward(machine, machine.code[--n], i);
+            continue;
+        }
         switch (i.layer) {
             case kConvolution:
                 convolution_backward(machine, i);
@@ -108,19 +117,17 @@ void run_backward(Machine<Real>& machine, size_t first, size_t last) {
     }
 }
 
-// Finds the borders of values and which gradients are wanted.
+// Finds which gradients are wanted, and which values need no memory.
 template <typename Real>
 void prepare(Machine<Real>& machine, const Network& network) {
     machine.saved.resize(machine.code.size());
     machine.values[0].needed = network.input_gradient;
+    std::vector<int64_t> readers(machine.values.size());
     for (const Instruction& i : machine.code) {
-        Value<Real>& in = machine.value(i.input);
+        const Value<Real>& in = machine.value(i.input);
         Value<Real>& out = machine.value(i.output);
-        if (i.layer == kConvolution) {
-            const Convolution layer(i);
-            in.border = std::max(in.border, layer.input_border());
-            out.border = std::max(out.border, layer.gradient_border({in.height, in.width}, {out.height, out.width}));
-        }
+        readers[static_cast<size_t>(i.input)] += 1;
+        if (i.other >= 0) readers[static_cast<size_t>(i.other)] += 1;
         if (!network.backward || i.layer == kDetach) continue;
         out.needed = in.needed || (i.other >= 0 && machine.value(i.other).needed);
         const int64_t parameters = i.layer == kScale ? 1 : i.layer <= kGroupNorm ? 2 : 0;
@@ -128,23 +135,35 @@ void prepare(Machine<Real>& machine, const Network& network) {
             if (i.number[p] >= 0 && machine.gradient(i.number[p]) != nullptr) out.needed = true;
         }
     }
+    for (size_t n = 0; n + 1 < machine.code.size(); ++n) {
+        const int64_t between = machine.code[n].output;
+        if (readers[static_cast<size_t>(between)] == 1 && pools_norm(machine.code[n], machine.code[n + 1])) {
+            machine.value(between).skipped = true;
+        }
+    }
 }
 
-// Between samples in memory and the lanes of a value.
+// Between samples in memory and the lanes of a value; lanes without a sample become zero.
 template <typename Real, bool kIn>
 void move_samples(const Machine<Real>& machine, const Value<Real>& value, Real* lanes, Real* samples,
                   const int64_t* rows, const int64_t* strides) {
-    for (int64_t n = 0; n < machine.samples; ++n) {
-        Real* sample = samples + (rows == nullptr ? n : rows[n]) * strides[0];
+    for (int64_t g = 0; g < machine.groups; ++g) {
+        const int64_t count = machine.count(g);
+        Real* sample[kLanes];
+        for (int64_t l = 0; l < count; ++l) {
+            const int64_t n = g * kLanes + l;
+            sample[l] = samples + (rows == nullptr ? n : rows[n]) * strides[0];
+        }
         for (int64_t c = 0; c < value.channels; ++c) {
-            Real* plane = lanes + value.at(n / kLanes, c) + n % kLanes;
+            Real* position = lanes + value.at(g, c);
             for (int64_t y = 0; y < value.height; ++y) {
-                Real* from = sample + c * strides[1] + y * strides[2];
-                for (int64_t x = 0; x < value.width; ++x) {
+                for (int64_t x = 0; x < value.width; ++x, position += kLanes) {
+                    const int64_t at = c * strides[1] + y * strides[2] + x * strides[3];
                     if constexpr (kIn) {
-                        plane[y * value.row() + x * kLanes] = from[x * strides[3]];
+                        for (int64_t l = 0; l < count; ++l) position[l] = sample[l][at];
+                        for (int64_t l = count; l < kLanes; ++l) position[l] = 0;
                     } else {
-                        from[x * strides[3]] = plane[y * value.row() + x * kLanes];
+                        for (int64_t l = 0; l < count; ++l) sample[l][at] = position[l];
                     }
                 }
             }
@@ -188,11 +207,7 @@ class RunnerOf final : public Runner {
         move_samples<Real, true>(machine_, in, in.data, data, samples.rows, samples.strides);
     }
 
-    void forward(int64_t section) override {
-        // Sections after the first share their memory.
-        if (section > 0 && ends_.size() > 2) std::fill_n(shared_, size_of(section), Real{});
-        run_forward(machine_, first(section), last(section));
-    }
+    void forward(int64_t section) override { run_forward(machine_, first(section), last(section)); }
 
     bool learns(int64_t section) const override { return output(section).needed; }
 
@@ -233,6 +248,7 @@ class RunnerOf final : public Runner {
         int64_t size = 0;
         for (size_t v = first_value; v < last_value; ++v) {
             const Value<Real>& value = machine_.values[v];
+            if (value.skipped) continue;
             size += machine_.groups * value.group() * (value.needed ? 2 : 1);
         }
         return size;
@@ -242,6 +258,7 @@ class RunnerOf final : public Runner {
     void place(size_t first_value, size_t last_value, Real* at) {
         for (size_t v = first_value; v < last_value; ++v) {
             Value<Real>& value = machine_.values[v];
+            if (value.skipped) continue;
             const int64_t size = machine_.groups * value.group();
             value.data = at;
             at += size;
@@ -251,8 +268,8 @@ class RunnerOf final : public Runner {
         }
     }
 
-    // Gives values their memory, all zero: layers write the positions inside of borders only. It is kept for the next
-    // runner of this thread, so that it is mapped once.
+    // Gives values their memory; sections after the first share it. It is kept for the next runner of this thread, so
+    // that it is mapped once.
     void lay_out() {
         static thread_local std::vector<Real> memory;
         const auto sections = static_cast<int64_t>(ends_.size());
@@ -261,15 +278,12 @@ class RunnerOf final : public Runner {
         for (int64_t s = 1; s < sections; ++s) largest = std::max(largest, size_of(s));
         const auto numbers = static_cast<size_t>(main + largest);
         if (memory.size() < numbers) memory.resize(numbers);
-        std::fill_n(memory.data(), numbers, Real{});
-        shared_ = memory.data() + main;
         place(0, last(0) + 1, memory.data());
-        for (int64_t s = 1; s < sections; ++s) place(first(s) + 1, last(s) + 1, shared_);
+        for (int64_t s = 1; s < sections; ++s) place(first(s) + 1, last(s) + 1, memory.data() + main);
     }
 
     Machine<Real> machine_;
     std::vector<int64_t> ends_;
-    Real* shared_ = nullptr;
 };
 
 Runner* make_runner(const Network& network, bool is_double) {

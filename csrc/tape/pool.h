@@ -66,14 +66,6 @@ void max_pool_forward(Machine<Real>& machine, const Instruction& instruction) {
     });
 }
 
-// The gradient of a value that is gathered by additions starts at zero.
-template <typename Real>
-void start_gradient(const Machine<Real>& machine, Value<Real>& value) {
-    if (value.gathered) return;
-    std::fill_n(value.gradient, machine.groups * value.group(), Real{});
-    value.gathered = true;
-}
-
 template <typename Real>
 void max_pool_backward(Machine<Real>& machine, const Instruction& instruction) {
     Value<Real>& in = machine.value(instruction.input);
@@ -110,10 +102,27 @@ void max_pool_backward(Machine<Real>& machine, const Instruction& instruction) {
     });
 }
 
+// Whether an average is that of a whole plane.
+template <typename Real>
+bool is_mean(const Instruction& i, const Value<Real>& in, const Value<Real>& out) {
+    return out.positions() == 1 && i.number[0] == in.height && i.number[1] == in.width && i.number[4] == 0 &&
+           i.number[5] == 0;
+}
+
 template <typename Real>
 void average_pool_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
+    if (is_mean(instruction, in, out)) {
+        const Lanes<Real> positions = splat(static_cast<Real>(in.positions()));
+        for_positions(machine, out, [&](int64_t to, int64_t g, int64_t c) {
+            const Real* plane = in.data + in.at(g, c);
+            Lanes<Real> sum = splat(Real{});
+            for (int64_t i = 0; i < in.elements(); i += kLanes) sum = sum + load(plane + i);
+            store(sum / positions, out.data + to);
+        });
+        return;
+    }
     for_windows(machine, instruction, in, out, [&](int64_t plane, const Window& window, int64_t to) {
         Lanes<Real> sum = splat(Real{});
         for (int64_t y = window.y0; y < window.y1; ++y) {
@@ -130,6 +139,16 @@ void average_pool_backward(Machine<Real>& machine, const Instruction& instructio
     Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     if (!in.needed) return;
+    if (is_mean(instruction, in, out)) {
+        const Lanes<Real> positions = splat(static_cast<Real>(in.positions()));
+        for_positions(machine, out, [&](int64_t from, int64_t g, int64_t c) {
+            Real* plane = in.gradient + in.at(g, c);
+            const Lanes<Real> share = load(out.gradient + from) / positions;
+            for (int64_t i = 0; i < in.elements(); i += kLanes) give(share, in.gathered, plane + i);
+        });
+        in.gathered = true;
+        return;
+    }
     start_gradient(machine, in);
     for_windows(machine, instruction, in, out, [&](int64_t plane, const Window& window, int64_t from) {
         const Lanes<Real> share = load(out.gradient + from) / splat(static_cast<Real>(window.divisor));
@@ -146,16 +165,10 @@ void average_pool_backward(Machine<Real>& machine, const Instruction& instructio
 template <typename Real, typename Body>
 ESPER_INLINE void for_flattened(const Machine<Real>& machine, const Value<Real>& in, const Value<Real>& out,
                                 const Body& body) {
-    for (int64_t g = 0; g < machine.groups; ++g) {
-        int64_t feature = 0;
-        for (int64_t c = 0; c < in.channels; ++c) {
-            for (int64_t y = 0; y < in.height; ++y) {
-                for (int64_t x = 0; x < in.width; ++x) {
-                    body(in.at(g, c) + y * in.row() + x * kLanes, out.at(g, feature++));
-                }
-            }
-        }
-    }
+    for_positions(machine, in, [&](int64_t at, int64_t g, int64_t c) {
+        const int64_t position = (at - in.at(g, c)) / kLanes;
+        body(at, out.at(g, c * in.positions() + position));
+    });
 }
 
 template <typename Real>

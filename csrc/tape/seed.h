@@ -13,8 +13,8 @@ namespace {
 // out = in times 1, or 0.
 template <typename Real>
 void copy_positions(const Machine<Real>& machine, const Value<Real>& in, const Value<Real>& out, bool zero) {
-    for_positions(machine, in, out, [&](int64_t from, int64_t to, int64_t, int64_t) {
-        store(zero ? splat(Real{}) : load(in.data + from), out.data + to);
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+        store(zero ? splat(Real{}) : load(in.data + at), out.data + at);
     });
 }
 
@@ -30,12 +30,10 @@ bool all_finite(const Machine<Real>& machine, const Value<Real>& value, const Re
     for (int64_t g = 0; g < machine.groups; ++g) {
         Lanes<Real> sums = splat(Real{});
         for (int64_t c = 0; c < value.channels; ++c) {
-            for (int64_t y = 0; y < value.height; ++y) {
-                const Real* row = numbers + value.at(g, c) + y * value.row();
-                for (int64_t x = 0; x < value.width * kLanes; x += kLanes) {
-                    const Lanes<Real> lanes = load(row + x);
-                    sums = sums + (lanes - lanes);
-                }
+            const Real* plane = numbers + value.at(g, c);
+            for (int64_t i = 0; i < value.elements(); i += kLanes) {
+                const Lanes<Real> lanes = load(plane + i);
+                sums = sums + (lanes - lanes);
             }
         }
         sum += total(only(sums, machine.count(g)));
@@ -77,28 +75,20 @@ void guard_backward(Machine<Real>& machine, const Instruction& instruction) {
         flag = false;
         passes = false;
     }
-    for_positions(machine, in, out, [&](int64_t at, int64_t from, int64_t, int64_t) {
-        give(passes ? load(out.gradient + from) : splat(Real{}), in.gathered, in.gradient + at);
+    for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+        give(passes ? load(out.gradient + at) : splat(Real{}), in.gathered, in.gradient + at);
     });
     in.gathered = true;
 }
 
-// The sum of a times b over all samples, in float64. Their numbers are those of data or of gradients.
+// The sum of a times b over all samples of a value, in float64. The numbers are those of data or of gradients.
 template <typename Real>
-double dot(const Machine<Real>& machine, const Value<Real>& a, const Real* in_a, const Value<Real>& b,
-           const Real* in_b) {
+double dot(const Machine<Real>& machine, const Value<Real>& value, const Real* a, const Real* b) {
     double sum = 0;
     for (int64_t g = 0; g < machine.groups; ++g) {
-        for (int64_t c = 0; c < a.channels; ++c) {
-            Lanes<Real> products = splat(Real{});
-            for (int64_t y = 0; y < a.height; ++y) {
-                const Real* left = in_a + a.at(g, c) + y * a.row();
-                const Real* right = in_b + b.at(g, c) + y * b.row();
-                for (int64_t x = 0; x < a.width * kLanes; x += kLanes) {
-                    products = fma(load(left + x), load(right + x), products);
-                }
-            }
-            sum += total(only(products, machine.count(g)));
+        for (int64_t c = 0; c < value.channels; ++c) {
+            const int64_t at = value.at(g, c);
+            sum += total(only(plane_product(a + at, b + at, value.elements()), machine.count(g)));
         }
     }
     return sum;
@@ -109,7 +99,7 @@ double dot(const Machine<Real>& machine, const Value<Real>& a, const Real* in_a,
 template <typename Real>
 void pass_through_forward(Machine<Real>& machine, const Instruction& instruction) {
     const Value<Real>& in = machine.value(instruction.input);
-    *machine.kept(instruction, 1) = static_cast<Real>(std::sqrt(dot(machine, in, in.data, in, in.data)));
+    *machine.kept(instruction, 1) = static_cast<Real>(std::sqrt(dot(machine, in, in.data, in.data)));
     copy_positions(machine, in, machine.value(instruction.output), false);
 }
 
@@ -120,19 +110,19 @@ void pass_through_backward(Machine<Real>& machine, const Instruction& instructio
     Value<Real>& delta = machine.value(instruction.other);
     const Value<Real>& out = machine.value(instruction.output);
     if (in.needed) {
-        for_positions(machine, in, out, [&](int64_t at, int64_t from, int64_t, int64_t) {
-            give(load(out.gradient + from), in.gathered, in.gradient + at);
+        for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
+            give(load(out.gradient + at), in.gathered, in.gradient + at);
         });
         in.gathered = true;
     }
     if (!delta.needed) return;
     const auto size_h = static_cast<double>(*machine.kept(instruction, 1));
-    const double size_d = std::max(std::sqrt(dot(machine, delta, delta.data, delta, delta.data)), kTiny);
+    const double size_d = std::max(std::sqrt(dot(machine, delta, delta.data, delta.data)), kTiny);
     double scale = 1, slope = 0;  // of the gradient that arrives, and of the delta
     if (!(size_d <= size_h)) {
         const double ratio = size_d / std::max(size_h, kTiny);
-        const double along = dot(machine, out, out.gradient, delta, delta.data) / size_d;
-        const double square = dot(machine, out, out.gradient, out, out.gradient);
+        const double along = dot(machine, out, out.gradient, delta.data) / size_d;
+        const double square = dot(machine, out, out.gradient, out.gradient);
         const double across = std::sqrt(std::max(square - along * along, 0.0));
         scale = std::min(size_h / size_d, 1.0);
         slope = std::max(ratio - 1, 0.0) * scale * across / size_d;
@@ -140,8 +130,8 @@ void pass_through_backward(Machine<Real>& machine, const Instruction& instructio
     }
     const Lanes<Real> factor = splat(static_cast<Real>(scale));
     const Lanes<Real> turn = splat(static_cast<Real>(slope));
-    for_positions(machine, delta, out, [&](int64_t at, int64_t from, int64_t, int64_t) {
-        Lanes<Real> gradient = load(out.gradient + from);
+    for_positions(machine, delta, [&](int64_t at, int64_t, int64_t) {
+        Lanes<Real> gradient = load(out.gradient + at);
         if (scale != 1 || slope != 0) gradient = fma(load(delta.data + at), turn, gradient * factor);
         give(gradient, delta.gathered, delta.gradient + at);
     });

@@ -5,30 +5,17 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.core.blueprints.source import RANKS
 from esper.grower.sites import SiteHooks
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
-from esper.hosts.seed_hook import COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
+from esper.hosts.moments import POWERS, Averages, is_like, merged_averages
+from esper.hosts.seed_hook import COPIES, SeedHook, container_of, drop_container, keep, unregister
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.widen import changed_by, merge_all, merge_sources, seeds_of_model
-
-POWERS = {
-    "momentum_buffer": 1,
-    "exp_avg": 1,
-    "grad_avg": 1,
-    "exp_avg_sq": 2,
-    "max_exp_avg_sq": 2,
-    "sum": 2,
-    "square_avg": 2,
-}
-"""The power of the gradient that a state of torch's optimizers averages, by its name."""
+from esper.hosts.widen import changed_by, merge_all, seeds_of_model
 
 
 def warn_of_copies(hooks: SiteHooks) -> None:
@@ -141,21 +128,17 @@ def merge_in_loop(
 ) -> dict[str, str]:
     """Merges the kept seeds of ``model``, and puts the new parameters in the place of the old ones in ``optimizer``.
 
-    Averages of gradients are put together as the parameters are: a merged layer goes on as the layer and the seed would
-    have. A layer that takes up a LoRA keeps its own. Where the state of a changed parameter is something else, such as
-    the factors of Adafactor or the weights of schedule-free, it starts anew. ``difference`` is that of
-    :func:`merge_all`.
+    Averages of gradients are put together as the parameters are, corrected to the layer's count of steps: a merged
+    layer goes on as the layer and the seed would have. A layer that takes up a LoRA keeps its own. Where the state of a
+    changed parameter is something else, such as the factors of Adafactor or the weights of schedule-free, it starts
+    anew. ``difference`` is that of :func:`merge_all`.
 
     Returns the reason for each seed that stays, by path.
     """
     before = dict(model.named_parameters())
-    averages = POWERS.keys() & chain.from_iterable(optimizer.state.values())
-    twins = {key: _twin(model, optimizer, key) for key in averages}
+    merge_averages = merged_averages(model, seeds_of_model, Averages([optimizer]))
     reasons = merge_all(model, difference)
-    states = {}
-    for key, twin in twins.items():
-        merge_sources(twin, seeds_of_model(twin), lambda: None, stay=reasons)
-        states[key] = dict(twin.named_parameters())
+    averages = merge_averages(reasons)
     new_for: dict[nn.Parameter, nn.Parameter] = {}
     for name, new in model.named_parameters():
         old = before.pop(name, None)
@@ -166,7 +149,7 @@ def merge_in_loop(
                 group["param_names"].append(name)
         elif old is not new:
             new_for[old] = new
-            values = {key: twin_parameters[name].data for key, twin_parameters in states.items()}
+            values = {key: of_parameters[name] for key, of_parameters in averages.items()}
             _move_state(optimizer, old, new, values)
     gone = set(before.values())  # all parameters of a merged seed, which make up its group
     groups = []
@@ -202,7 +185,7 @@ def _move_state(
     if not averages:
         return
     for key, value in state.items():
-        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value
+        optimizer.state[new][key] = values[key].to(value.dtype) if is_like(value, old) else value
 
 
 def _averages_gradients(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -210,33 +193,6 @@ def _averages_gradients(optimizer: Optimizer, parameter: Tensor) -> bool:
     for key, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(value, Tensor) or value.dim() == 0:
             continue
-        if key not in POWERS or not _is_like(value, parameter):
+        if key not in POWERS or not is_like(value, parameter):
             return False
     return True
-
-
-def _is_like(value: Any, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and parameter.dim() > 0 and value.shape == parameter.shape
-
-
-@torch.no_grad()
-def _twin(model: nn.Module, optimizer: Optimizer, key: str) -> nn.Module:
-    """Returns a copy of ``model`` whose parameters are those values of the optimizer's state.
-
-    Merged layers count a seed's last weights alpha times, so that the gradient for them is 1/alpha of what it was.
-    """
-    twin = copy.deepcopy(model)
-    for average, parameter in zip(twin.parameters(), model.parameters(), strict=True):
-        value = optimizer.state.get(parameter, {}).get(key)
-        if _is_like(value, parameter):
-            average.copy_(value)
-        else:
-            average.zero_()
-    for _, _, hook in hooks_of(twin):
-        if hook.frame is None:
-            continue
-        hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0
-        if hook.recipe.get("blueprint") in RANKS and hook.seed is not None:
-            for parameter in hook.seed.parameters():
-                parameter.zero_()
-    return twin

@@ -35,7 +35,7 @@ from esper.training.seed_pool import ParameterGroup
 Made = TypeVar("Made")
 MAX_PROGRAMS = 32
 """Programs of a host that are kept."""
-MOST_FLOPS = 100e6
+MOST_FLOPS = 2.5e9
 """Operations of a host in a step, from which on PyTorch's convolutions are faster than Esper's (measured,
 benchmarks/results/training_cpu.md): passes forward and back of a batch, without seeds."""
 CHUNK = 128

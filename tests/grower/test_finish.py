@@ -17,7 +17,7 @@ from esper.core.place import Place
 from esper.grower.finish import merge_in_loop
 from esper.grower.sites import network_of
 from esper.hosts.seed_hook import hooks_of
-from tests.grower.loops import GROWS, LENIENT, Loop, X, net
+from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, net, plant, script
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 
 
@@ -160,13 +160,58 @@ def test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights() -> No
     hook.alpha = 0.5
     last = list(hook.seed.parameters())[-1]
     weights, moments = last.detach().clone(), dict(state[last])
+    steps = float(moments["step"]), float(state[model.body[2].weight]["step"])
     assert merge_in_loop(model, loop.optimizer, lambda: None) == {}
     merged: Any = model.body[2].weight
     torch.testing.assert_close(merged[:, 12:], 0.5 * weights)
-    for key, wanted in (("exp_avg", 2.0), ("exp_avg_sq", 4.0)):
+    for key, wanted, beta in (("exp_avg", 2.0, 0.9), ("exp_avg_sq", 4.0, 0.999)):
+        wanted *= (1 - beta ** steps[1]) / (1 - beta ** steps[0])
         torch.testing.assert_close(
             state[merged][key][:, 12:], wanted * moments[key].reshape(12, -1)
         )
+
+
+def whole_batch(loop: Loop, _x: Tensor, _y: Tensor) -> None:
+    """A step on all samples, whose gradient hardly changes from step to step."""
+    loop.optimizer.zero_grad()
+    nn.functional.cross_entropy(loop.model(X), Y).backward()
+    loop.optimizer.step()
+
+
+@pytest.mark.parametrize("late", [2, 11])
+def test_the_update_after_a_merge_is_that_of_the_seed_beside_its_layers(
+    late: int,
+) -> None:
+    """Its averages are of fewer steps than those of its layers, and AdamW corrects all of a layer by one count."""
+    updates = []
+    for merges in (True, False):
+        loop = Loop(
+            lambda p: torch.optim.AdamW(p, 1e-5, weight_decay=0.0),
+            sites=WIDEN,
+            controller=script({late: plant("r2c0", "widen_half")}),
+            config=LENIENT.with_values(env={"at_once": True}),
+            step=whole_batch,
+        ).run()
+        model = loop.grower.finish(merge=merges)
+        loop.grower = None
+
+        def units(model: Any = model, merges: bool = merges) -> list[Tensor]:
+            if merges:
+                first, last = model.body[0], model.body[2]
+                parts = [first.weight[12:], first.bias[12:], last.weight[:, 12:]]
+            else:
+                first, _, last = next(iter(hooks_of(model)))[2].seed.body
+                parts = [first.weight, first.bias, last.weight]
+            return [part.detach().clone() for part in parts]
+
+        before = units()
+        whole_batch(loop, X, Y)
+        updates.append(
+            [after - start for after, start in zip(units(), before, strict=True)]
+        )
+    for merged, beside in zip(*updates, strict=True):
+        assert beside.abs().max() > 0
+        torch.testing.assert_close(merged, beside, rtol=0.1, atol=1e-7)
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS[::2])

@@ -39,6 +39,10 @@ IMAGES: dict[str, Make] = {
     "group norm": lambda c: nn.GroupNorm(1, c),
     "group norm, groups": lambda c: nn.GroupNorm(c, c),
     "group norm, relu": lambda c: chain(nn.GroupNorm(1, c), nn.ReLU()),
+    "norm, relu and pool in one": lambda c: chain(
+        nn.BatchNorm2d(c), nn.ReLU(), nn.MaxPool2d(2)
+    ),
+    "convolution larger than its input": lambda c: nn.Conv2d(c, 2, 7, padding=4),
     "max pool": lambda c: nn.MaxPool2d(2),
     "max pool, overlapping": lambda c: nn.MaxPool2d(3, stride=2, padding=1),
     "max pool, ceiling": lambda c: nn.MaxPool2d(2, ceil_mode=True),
@@ -256,6 +260,43 @@ def test_a_relu_joins_a_norm_only_if_nothing_reads_between() -> None:
     x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
     h = copy.deepcopy(norm)(x)
     torch.testing.assert_close(tape.program().run(x), (h + 2 * h.relu()).detach())
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_a_pool_that_takes_in_its_norm_gives_the_same_bits(side: int) -> None:
+    """A seed that comes or goes between norm and pool must not change the host."""
+    torch.manual_seed(0)
+    network = chain(
+        nn.Conv2d(2, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    apart = copy.deepcopy(network)
+    shape = (2, side, side)
+    together, _ = on_tape(network, shape)
+    tape = Tape(shape)
+    between = tape.add_all(list(apart[:3]), 0)
+    pooled = tape.add(apart[3], between)
+    flat = tape.add(nn.AdaptiveAvgPool2d(1), between)
+    tape.emit("multiply", flat, (5, 1, 1), other=flat)  # a reader of the numbers
+    tape.emit("add", pooled, tape.shapes[pooled], [-1], (0.0, 0.0), other=pooled)
+    x = torch.randn(19, *shape)
+    gradient = torch.randn(19, 5, side // 2, side // 2)
+    programs = [together.program(), tape.program()]
+    outputs = [program.run(x, gradient) for program in programs]
+    assert torch.equal(outputs[0], outputs[1])
+    for one, other in zip(programs[0].gradients, programs[1].gradients, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(network.buffers(), apart.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_memory_that_a_program_leaves_does_not_reach_the_next() -> None:
+    torch.manual_seed(0)
+    broken = small_network()
+    with torch.no_grad():
+        broken[0].weight.fill_(float("nan"))
+    tape, _ = on_tape(broken, (2, 9, 7))
+    tape.program().run(torch.randn(40, 2, 9, 7), torch.ones(40, 4, 1, 1))
+    assert max(differences(small_network(), torch.randn(5, 2, 9, 7))) < 1e-5
 
 
 def test_the_variance_of_values_far_from_zero_is_exact() -> None:
