@@ -154,8 +154,7 @@ class Experience:
     def worths(self) -> Worths:
         """The posterior given everything added so far."""
         if self._worths is None:
-            measured = self.counts.any() or self.gram.any()
-            if measured:
+            if self.counts.any() or self.gram.any():
                 self._worths = self._posterior()
             else:
                 self._worths = without_measurements(self.slots, self.blueprints, self.config)

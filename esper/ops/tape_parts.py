@@ -1,8 +1,8 @@
-"""What modules write on tapes, kept: the next tape with the same module is copied together from such parts."""
+"""Parts of tapes: the layers of a module, which the next tape with the same module copies."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -21,11 +21,11 @@ TENSORS = {
         ("guard", 1),
     )
 }
-"""How many of a layer's numbers, the first ones, are tensors."""
+"""Number of tensors of a layer, which come first among its numbers."""
 FIRST_NUMBER = 4
 """Column of the first number of a layer."""
 
-Owner = tuple[MutableMapping[str, Tensor | None], str]
+Owner = tuple[Mapping[str, Tensor | None], str]
 """The parameters or the buffers of a module, by name, and the name of a tensor of them."""
 
 
@@ -86,7 +86,7 @@ class Parts:
 
 
 def _part_of(module: nn.Module, shape: Shape, evaluates: bool) -> list[_Layer] | None:
-    """Returns what a module writes; None if its last layer is not its output, or a tensor is not its own.
+    """Returns the layers of a module; None if its last layer is not its output, or a tensor is not its own.
 
     Raises Unsupported.
     """

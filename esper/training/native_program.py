@@ -52,7 +52,7 @@ class Route:
     spans: tuple[SiteSpan, ...]
     """Where each site reads and adds."""
     parts: Parts = field(default_factory=Parts)
-    """What the layers, and the seeds at the sites, have written so far."""
+    """Parts of tapes of the layers, and of the seeds at the sites."""
 
     def write(
         self,

@@ -276,7 +276,8 @@ class PolicyNetwork(nn.Module):
         """
         first = described[:1]
         if bool((described == first).all()):
-            return self.choice_encoder(first).expand(*described.shape[:-1], -1)
+            embeddings: Tensor = self.choice_encoder(first)
+            return embeddings.expand(*described.shape[:-1], -1)
         return self.choice_encoder(described)  # type: ignore[no-any-return]
 
     def value(self, context: Tensor) -> Tensor:
