@@ -22,6 +22,8 @@ from esper.training.metrics import EpochMetrics
 from esper.training.native_data import NativeData
 from esper.training.native_program import (
     Configuration,
+    Route,
+    route_of,
     training_roles,
     training_tape,
     validation_roles,
@@ -71,7 +73,7 @@ class NativePasses:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            self._write_training()
+            training_tape(self.training, self.data.shape, route_of(self.training.host), self.data.length)
         except Unsupported as reason:
             return str(reason)
         return None
@@ -157,10 +159,15 @@ class NativePasses:
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        nothing = (0.0,) * len(training.sites)
-        host, _ = validation_tape(training, self.data.shape, [nothing], self.data.length)
+        alone = [(0.0,) * len(training.sites)]
+        host, _ = validation_tape(training, self.data.shape, self._route, alone, self.data.length)
         samples = training.config.task.batch_size * self.data.length
         return 3.0 * host.flops * samples  # back is twice forward
+
+    @cached_property
+    def _route(self) -> Route:
+        """The layers of the host. Raises Unsupported."""
+        return route_of(self.training.host)
 
     def _program(self, key: Hashable, write: Callable[[], Made]) -> Made:
         """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
@@ -179,10 +186,16 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self.data.shape, self.data.length).program()
+        return training_tape(self.training, self.data.shape, self._route, self.data.length).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self.data.shape, configurations, self.data.length)
+        tape, outputs = validation_tape(
+            self.training,
+            self.data.shape,
+            self._route,
+            configurations,
+            self.data.length,
+        )
         return tape.program(), outputs
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
