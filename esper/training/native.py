@@ -69,6 +69,12 @@ class NativePasses:
         """Drops the programs of earlier episodes."""
         self._programs.clear()
 
+    def follow_layers(self) -> None:
+        """Drops all that was made for layers of other shapes."""
+        self.forget()
+        vars(self).pop("_flops", None)
+        vars(self).pop("_route", None)
+
     def obstacle(self) -> str | None:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from esper.core.blend import ChannelScale, Seed
@@ -157,6 +158,24 @@ def _seed(tape: Tape, seed: Seed, value: int) -> int:
     """Writes the delta of a seed, as ``Seed.forward`` computes it."""
     if seed.order:
         raise Unsupported("a seed for dimensions in another order has no compiled form")
+    if seed.leading is None:
+        return _delta(tape, seed, value)
+    channels = tape.shapes[value][0]
+    dtype = next(seed.parameters()).dtype
+    leading = tape.add(_first_channels(channels, seed.leading, dtype), value)
+    return tape.add(_first_channels(seed.leading, channels, dtype), _delta(tape, seed, leading))
+
+
+def _first_channels(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Conv2d:
+    """Makes a convolution that returns its first channels as they are, and zeros where it has too few."""
+    with torch.device("meta"):
+        layer = nn.Conv2d(inputs, outputs, 1, bias=False)
+    identity = torch.eye(outputs, inputs, dtype=dtype)
+    layer.weight = nn.Parameter(identity.view(outputs, inputs, 1, 1), requires_grad=False)
+    return layer
+
+
+def _delta(tape: Tape, seed: Seed, value: int) -> int:
     body = tape.add(seed.body, value)
     if seed.operator is BlendOperator.MULTIPLY:
         return tape.times(value, tape.activate(nn.Tanh(), body))
