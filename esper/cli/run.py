@@ -244,14 +244,14 @@ def plain_words(summary: RunSummary) -> list[str]:
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
     """Suggests commands to run next."""
-    from esper.agents.script import schedule_ships
-
     spec = ControllerSpec.of(summary.controller)
+    # The run has compared the shipped schedule if that fits its slots and blueprints.
+    compared = {comparison.pair.name_b for comparison in summary.comparisons}
     if spec.learns and not summary.interrupted:
         ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
         ours = spec.name
-    elif schedule_ships(task):
+    elif "schedule" in {spec.name, *compared}:
         ours = "schedule"
     else:
         ours = "random"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fault import Fault
 from tests.mutants import (
+    contracts,
     findings_c_to_h,
     findings_l_to_t,
     findings_m,
@@ -27,4 +28,5 @@ MUTANTS: dict[str, list[Fault]] = {
     **others.MUTANTS,
     **tape.MUTANTS,
     **training.MUTANTS,
+    **contracts.MUTANTS,
 }

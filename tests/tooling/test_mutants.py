@@ -16,6 +16,7 @@ from tests.tooling.test_proofs import ROWS as PROVEN
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [f"trap {row}" if row.isdigit() else row for row in PROVEN]
 SUBJECTS = (
+    "contracts",
     "growing in a loop",
     "sources",
     "joining",

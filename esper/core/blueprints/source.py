@@ -315,7 +315,7 @@ def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module, after the others: those for places with a source to every topology."""
     recipes: dict[str, tuple[str, Factory, Callable[[Place], str | None]]] = {}
     for name, share in SHARES.items():
-        words = f"{share:.0%} more units inside a layer; zero at birth"
+        words = f"{share:.0%} more units inside a layer, to a multiple of {FAST} if it has one; zero at birth"
         recipes[name] = words, partial(widened, share=share), partial(_obstacle_to_widening, share=share)
     for name, rank in RANKS.items():
         words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
