@@ -177,8 +177,16 @@ def test_the_commands_it_proposes_are_commands(
     assert ("checkpoint:runs/a" in lines[1]) == (
         controller == "ppo" and not interrupted
     )
-    if task == "mine":  # no schedule ships for it
-        assert not any(word == "schedule" for line in lines for word in line.split())
+    # No schedule was compared, because none fits.
+    assert not any(word == "schedule" for line in lines for word in line.split())
+
+
+def test_the_shipped_schedule_is_proposed_if_it_fitted_the_run() -> None:
+    pair = compare_pairs(BASE, BASE, name_a="none", name_b="schedule")
+    summary = replace(ended(), controller="none", comparisons=tuple(corrected([pair])))
+    assert "--arm schedule" in next_commands(summary, "digits")[1]
+    summary = ended([1.0] * 10, controller="schedule")
+    assert "--arm schedule" in next_commands(summary, "digits")[1]
 
 
 def test_proposed_commands_are_quoted_for_a_shell() -> None:
