@@ -489,7 +489,8 @@ void convolution_backward(Machine<Real>& machine, const Instruction& instruction
     Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     if (machine.gradient(layer.weight) != nullptr) {
-        if (in.positions() == 1 && layer.taps() == 1 && !layer.depthwise) {
+        const bool is_linear = layer.taps() == 1 && layer.padding[0] == 0 && layer.padding[1] == 0 && !layer.depthwise;
+        if (in.positions() == 1 && is_linear) {
             linear_weight_gradient(machine, layer.weight, in, out);
         } else {
             convolution_weight_gradient(machine, layer, in, out);
