@@ -36,9 +36,7 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.argument("cases", nargs=-1, callback=_known)
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
-@click.option(
-    "--task", default="digits", show_default=True, help=TASK_HELP
-)
+@click.option("--task", default="digits", show_default=True, help=TASK_HELP)
 @click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="Of the same: instead of the task's own.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), help="Of the same: of both sides.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")

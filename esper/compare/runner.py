@@ -21,6 +21,7 @@ from esper.core.action import STYLES
 from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
@@ -127,6 +128,8 @@ class GrowingRunner(ArmRunner):
         baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
         experience: the experience that the env starts with; None: that of the controller, if it has any.
         count_flops: whether floating-point operations are counted; those of simulated hosts never are.
+        env: the env to play in, which its owner closes; arms may take turns in one if all start with the same
+            experience. None: one of its own, with ``n_envs`` hosts.
     """
 
     def __init__(
@@ -138,19 +141,21 @@ class GrowingRunner(ArmRunner):
         baselines: dict[Any, Baseline],
         experience: Mapping[str, Any] | None = None,
         count_flops: bool = True,
+        env: SlotVectorEnv | None = None,
     ) -> None:
         self.alone = ControllerSpec.of(controller).alone
         self.run_seed = run_seed
         self.baselines = baselines
         self.ranks = maker.ranks
-        self.env = maker.make(n_envs=n_envs)
+        self._owns_env = env is None
+        self.env = env or maker.make(n_envs=n_envs)
         self.env.configure(learns=False)  # no round depends on another one
         try:
             if experience is not None:
                 self.env.gatherer.give(experience)
             self.controller = controller_for(controller, maker.config, self.env, run_seed)
         except BaseException:
-            self.env.close()
+            self.close()
             raise
         self.facts: dict[str, Any] = {}
         """Facts about each host."""
@@ -211,7 +216,8 @@ class GrowingRunner(ArmRunner):
         ]
 
     def close(self) -> None:
-        self.env.close()
+        if self._owns_env:
+            self.env.close()
 
 
 def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:

@@ -60,6 +60,7 @@ class Site:
         self.place = place
         self.name = place.name
         self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
+        self._sizes: dict[Blueprint, int] = {}
         self.remove()
 
     def remove(self) -> None:
@@ -135,7 +136,7 @@ class Site:
         try:
             seed = seed_of(blueprint, style.operator, self.place)
             size = sum(p.numel() for p in seed.body.parameters())
-            said = blueprint.size(self.place)
+            said = self._size(blueprint)
             seed.to(probe.h.device, torch.promote_types(probe.h.dtype, torch.float32))
             with torch.no_grad():
                 seed.eval()
@@ -164,6 +165,12 @@ class Site:
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)
         return self.planted
+
+    def _size(self, blueprint: Blueprint) -> int:
+        """Returns the number of parameters that ``blueprint`` says here, which may take as long as making a seed."""
+        if blueprint not in self._sizes:
+            self._sizes[blueprint] = blueprint.size(self.place)
+        return self._sizes[blueprint]
 
 
 def guard_group_norm(module: nn.Module) -> None:

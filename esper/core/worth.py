@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,10 @@ class Experience:
     def worths(self) -> Worths:
         """The posterior given everything added so far."""
         if self._worths is None:
-            self._worths = self._posterior()
+            if self.counts.any() or self.gram.any():
+                self._worths = self._posterior()
+            else:
+                self._worths = without_measurements(self.slots, self.blueprints, self.config)
         return self._worths
 
     def _posterior(self) -> Worths:
@@ -360,6 +364,16 @@ class Experience:
         slots = tuple(state["slots"])
         blueprints = tuple(state["blueprints"])
         return slots == self.slots and blueprints == self.blueprints
+
+
+@lru_cache
+def without_measurements(
+    slots: tuple[str, ...],
+    blueprints: tuple[str, ...],
+    config: ExperienceConfig,
+) -> Worths:
+    """Returns the worths before any measurement, which many simulated worlds begin with."""
+    return Experience(slots, blueprints, config)._posterior()
 
 
 def without_offset(

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -41,8 +42,10 @@ class PhaseClock:
     """Books what GPUs train for under "train", though the CPU waits for it under "validate".
 
     The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
-    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts. On the CPU,
-    where work is done when the call returns, nothing is measured and nothing is moved.
+    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts.
+
+    On the CPU, work is done when the call returns. Workers go on from the epoch of a host to its validation within
+    "train", from where the seconds of validations are moved.
     """
 
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
@@ -52,6 +55,8 @@ class PhaseClock:
         """Seconds that it took to queue the last epoch."""
         self._validated = 0.0
         """Seconds of "validate" before it."""
+        self._validations: list[tuple[int, float]] = []
+        """Threads and seconds of validations that workers went on to."""
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -82,6 +87,24 @@ class PhaseClock:
         after = slowest - self._queued
         validated = self._spans.seconds.get("validate", 0.0) - self._validated
         self._spans.move("validate", "train", max(0.0, min(after, validated)))
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Brackets a validation within the phase "train", on the thread of a worker."""
+        began = perf_counter()
+        yield
+        self._validations.append((get_ident(), perf_counter() - began))
+
+    def move_validations(self) -> None:
+        """Moves the wall seconds of these validations from "train" to "validate"."""
+        validations = self._validations
+        self._validations = []
+        if not validations:
+            return
+        workers = {worker for worker, _ in validations}
+        seconds = sum(seconds for _, seconds in validations) / len(workers)
+        trained = self._spans.seconds.get("train", 0.0)
+        self._spans.move("train", "validate", min(seconds, trained))
 
 
 class EnvHost:
@@ -296,6 +319,11 @@ class TrainingBackend(Backend):
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.hosts]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
+        on_cpu = all(device.type == "cpu" for device in devices)
+        self.at_one_go = on_cpu and trainer.batches is None
+        """Whether workers go on from an epoch of a host to its validation, without waiting for the other hosts."""
+        self._validated = False
+        """Whether the last epoch has been validated."""
 
     def reset(
         self,
@@ -341,12 +369,26 @@ class TrainingBackend(Backend):
         hosts = self._of(active)
         for host in hosts:
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
+        by_index = {host.index: host for host in hosts}
+
+        def validate(training: HostTraining) -> None:
+            with self.clock.validating():
+                by_index[training.index].validate()
+
         with self.clock.queueing():
-            self.trainer.epoch([host.training for host in hosts])
+            self.trainer.epoch(
+                [host.training for host in hosts],
+                validate if self.at_one_go else None,
+            )
+        self._validated = self.at_one_go
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.run(EnvHost.validate, hosts)
+        if self._validated:
+            self._validated = False
+            self.clock.move_validations()
+        else:
+            self.trainer.run(EnvHost.validate, hosts)
 
         # The hosts of one device share one block of totals.
         blocks = defaultdict[int, list[EnvHost]](list)

@@ -245,7 +245,7 @@ class Program:
         self.shapes = torch.tensor(tape.shapes, dtype=torch.int64)
         self.code = torch.tensor(tape.code, dtype=torch.int64).view(-1, NUMBERS)
         self.constants = torch.tensor(tape.constants, dtype=torch.float64).view(-1, 2)
-        self.tensors = [tensor.detach() for tensor in tape.tensors]
+        self.tensors = tape.tensors
         self.gradients: list[Tensor] = []
         self.parameters: list[Tensor] = []
         self.gradient_of: list[int] = []

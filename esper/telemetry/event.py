@@ -277,6 +277,8 @@ class PracticeRound(Event):
     round: int
     rounds: int
     mean_return: float
+    part: float | None = None
+    """Part of practice that is done, by its env steps, 0 to 1; None in logs of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from esper.training.host_training import HostTraining, feed_of
 from esper.training.metrics import EpochMetrics
 from esper.training.native_program import (
     Configuration,
+    Route,
+    route_of,
     training_roles,
     training_tape,
     validation_roles,
@@ -73,7 +75,7 @@ class NativePasses:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            training_tape(self.training, self._shape())
+            training_tape(self.training, self._shape(), route_of(self.training.host))
         except Unsupported as reason:
             return str(reason)
         return None
@@ -147,8 +149,14 @@ class NativePasses:
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)])
+        alone = [(0.0,) * len(training.sites)]
+        host, _ = validation_tape(training, self._shape(), self._route, alone)
         return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
+
+    @cached_property
+    def _route(self) -> Route:
+        """The layers of the host. Raises Unsupported."""
+        return route_of(self.training.host)
 
     def _shape(self) -> Shape:
         x = feed_of(self.training).x
@@ -174,10 +182,10 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self._shape()).program()
+        return training_tape(self.training, self._shape(), self._route).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self._shape(), configurations)
+        tape, outputs = validation_tape(self.training, self._shape(), self._route, configurations)
         return tape.program(), outputs
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:

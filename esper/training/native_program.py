@@ -18,6 +18,7 @@ from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
 from esper.hosts.seed_hook import SitePath
 from esper.ops.tape import Shape, Tape, Unsupported, require_plain
+from esper.ops.tape_parts import Parts
 from esper.training import native_layers  # noqa: F401  registers Esper's layers
 from esper.training.host_training import HostTraining
 from esper.training.shadow import copied_buffers
@@ -50,6 +51,8 @@ class Route:
     steps: tuple[Step, ...]
     spans: tuple[SiteSpan, ...]
     """Where each site reads and adds."""
+    parts: Parts = field(default_factory=Parts)
+    """Parts of tapes of the layers, and of the seeds at the sites."""
 
     def write(
         self,
@@ -80,7 +83,7 @@ class Route:
                 break
             earlier[joint] = value
             step = self.steps[joint]
-            value = tape.add(step.module, value)
+            value = self.parts.write(tape, step.module, value)
             if step.adds is not None:
                 value = tape.plus(earlier[step.adds], value)
         return value
@@ -143,6 +146,7 @@ def _route_of_graft(host: GraftedHost) -> Route:
 
 def write_delta(
     tape: Tape,
+    parts: Parts,
     site: Site,
     source: int,
     track_finite: bool,
@@ -152,31 +156,30 @@ def write_delta(
     if seed is None:
         raise ValueError(f"{site.name} has no seed")
     if site.fossil:
-        return tape.add(seed.module, source)
+        return parts.write(tape, seed.module, source)
     guarded = tape.guard(source, seed.finite, of_gradients=True, marks=track_finite)
-    delta = tape.add(seed.module, guarded)
+    delta = parts.write(tape, seed.module, guarded)
     return tape.guard(delta, seed.finite, of_gradients=False, marks=track_finite)
 
 
-def training_tape(training: HostTraining, shape: Shape) -> Tape:
+def training_tape(training: HostTraining, shape: Shape, route: Route) -> Tape:
     """Writes a step for inputs of this ``shape``: the host's pass, then the shadow pass of each incubating seed.
 
     Each is a section, whose output are the logits of its loss. Raises Unsupported.
     """
     tape = Tape(shape)
-    route = route_of(training.host)
     waiting: dict[int, Arrival] = {}
 
     def blending(shadow: bool) -> AtSite:
         def at_site(number: int, at: Arrival) -> int:
             site = training.sites[number]
             if site.on:
-                delta = write_delta(tape, site, at.source, track_finite=not shadow)
+                delta = write_delta(tape, route.parts, site, at.source, track_finite=not shadow)
                 return tape.plus(at.h, delta, _alpha(training, ALPHA, number))
             if shadow or not site.incubating:
                 return at.h
             if training.config.env.incubation == "ste":
-                delta = write_delta(tape, site, tape.detach(at.source), track_finite=True)
+                delta = write_delta(tape, route.parts, site, tape.detach(at.source), track_finite=True)
                 return tape.pass_through(at.h, delta)
             waiting[number] = at
             return at.h
@@ -190,7 +193,7 @@ def training_tape(training: HostTraining, shape: Shape) -> Tape:
         tape.learning = {id(parameter) for parameter in training.seed_groups[site.name].parameters}
         with training.shadow_of(site).in_place(), copied_buffers(others):
             detached = _detached(tape, at)
-            delta = write_delta(tape, site, detached.source, track_finite=True)
+            delta = write_delta(tape, route.parts, site, detached.source, track_finite=True)
             grown = tape.plus(detached.h, delta, _alpha(training, TARGET, number))
             after = Arrival(at.joint, grown, grown, detached.earlier)
             _end_section(tape, route.write(tape, blending(shadow=True), after, last=number))
@@ -234,13 +237,13 @@ class _Branch:
 def validation_tape(
     training: HostTraining,
     shape: Shape,
+    route: Route,
     configurations: list[Configuration],
 ) -> tuple[Tape, list[int]]:
     """Writes the passes of all configurations; returns the values of their logits, too. Raises Unsupported."""
     tape = Tape(shape)
     tape.learning = ()
     tape.evaluates = True
-    route = route_of(training.host)
     outputs: dict[int, int] = {}
     waiting = [_Branch(list(range(len(configurations))), -1, Arrival(0, 0, 0, {}), True)]
     while waiting:
@@ -269,7 +272,7 @@ def validation_tape(
                     by_alpha.setdefault(configurations[member][number], []).append(member)
                 delta = None
                 if site.seed is not None and any(by_alpha):
-                    delta = write_delta(tape, site, at.source, branch.track_finite)
+                    delta = write_delta(tape, route.parts, site, at.source, branch.track_finite)
 
                 def leaving(alpha: float, member: int) -> int:
                     if delta is None or not alpha:
