@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -147,24 +148,21 @@ def test_a_layer_equals_pytorch(name: str, seed: int) -> None:
         assert max(differences(network, x[:1])) < bound
 
 
+def random_pair(numbers: random.Random, low: int, high: int) -> tuple[int, int]:
+    return numbers.randint(low, high), numbers.randint(low, high)
+
+
 def random_convolution(numbers: random.Random) -> tuple[nn.Module, Tensor]:
     """Returns a convolution of any kernel, stride, padding and dilation, and images that it fits."""
-    pair = lambda low, high: (numbers.randint(low, high), numbers.randint(low, high))  # noqa: E731
+    pair = partial(random_pair, numbers)
     channels = numbers.randint(1, 20)
     kernel, dilation, padding = pair(1, 5), pair(1, 2), pair(0, 3)
+    stride = pair(1, 3)
+    outputs, groups = numbers.choice([(channels, channels), (pair(1, 20)[0], 1)])
+    bias = numbers.random() < 0.5
     layer = nn.Conv2d(
-        channels,
-        numbers.choice([channels, numbers.randint(1, 20)]),
-        kernel,
-        pair(1, 3),
-        padding,
-        dilation,
-        bias=numbers.random() < 0.5,
+        channels, outputs, kernel, stride, padding, dilation, groups, bias
     )
-    if layer.out_channels == channels and numbers.random() < 0.5:
-        layer = nn.Conv2d(
-            channels, channels, kernel, pair(1, 3), padding, dilation, channels
-        )
     sides = [
         max(1, d * (k - 1) + 1 - 2 * p) + numbers.randint(0, 6)
         for k, d, p in zip(kernel, dilation, padding, strict=True)
@@ -174,7 +172,7 @@ def random_convolution(numbers: random.Random) -> tuple[nn.Module, Tensor]:
 
 def random_pool(numbers: random.Random) -> tuple[nn.Module, Tensor]:
     """Returns a pool of any kernel, stride and padding, and images of few values, whose maxima tie."""
-    pair = lambda low, high: (numbers.randint(low, high), numbers.randint(low, high))  # noqa: E731
+    pair = partial(random_pair, numbers)
     kernel = pair(1, 4)
     padding = (numbers.randint(0, kernel[0] // 2), numbers.randint(0, kernel[1] // 2))
     ceiling = numbers.random() < 0.5
