@@ -25,12 +25,13 @@ def main() -> None:
     call({"ESPER_SANITIZERS": "1", "ESPER_CUDA": "0"}, "setup.py", "-q", "build_ext", "--inplace")
     # Python leaks by design. Its own memory is that of the sanitizer, so that reads beyond it are seen as well.
     under = {
-        "LD_PRELOAD": library("libasan.so"),
+        # libstdc++ as well, or libasan would not find what throws.
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')}",
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONMALLOC": "malloc",
     }
-    call(under, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
+    call(under, "-m", "pytest", "-q", "--capture=sys", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
 
 
 def copy_sources() -> None:

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#if !defined(__clang__)
+#if !defined(__clang__) && !defined(ESPER_ONE_LEVEL)
 #pragma GCC optimize("O1", "fp-contract=off")  // compiled in half of the time
 #endif
 #define ESPER_LEVEL 0
