@@ -398,8 +398,7 @@ def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
     if tape.shapes[value][1:] != (1, 1):
         raise Unsupported("a Linear over positions has no compiled form")
     weight = tape.parameter(module.weight)
-    bias = tape.parameter(module.bias)
-    return tape.linear(value, module.out_features, weight, bias)
+    return tape.linear(value, module.out_features, weight, tape.parameter(module.bias))
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)
