@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -96,6 +97,9 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
+            end_without_reader()
+        if error.errno == errno.ENOSPC and error.filename is None:
+            click.echo(f"Error: {error.strerror}", err=True)
             end_without_reader()
         if not is_of_a_path(error):
             raise

@@ -429,8 +429,8 @@ def _split(params: ParamsT) -> Any:
     if isinstance(params, Tensor | Mapping):
         return params  # torch refuses it
     found: list[Any] = list(params)
-    matrices = []
-    vectors = []
+    matrices: list[Any] = []
+    vectors: list[Any] = []
     for item in found:
         parameter = item[1] if isinstance(item, tuple) else item  # named parameters are (name, tensor)
         if not isinstance(parameter, Tensor):

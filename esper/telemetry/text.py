@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -127,7 +128,18 @@ def plain(value: Any) -> Any:
 
 
 def print_anywhere() -> None:
-    """Makes this process print a question mark where the encoding of a terminal or a pipe lacks a character."""
+    """Makes this process print a question mark where the encoding of a terminal or a pipe lacks a character.
+
+    A standard stream that the caller has closed reads and writes nothing; else the first file that is opened would take
+    its place, and get what libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

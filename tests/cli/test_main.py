@@ -172,3 +172,21 @@ def test_runs_without_a_name_that_start_together_have_folders_of_their_own(
     assert len(list((tmp_path / "runs").iterdir())) == 2, (
         "a refused run leaves no folder"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_end_no_command(closed: str, tmp_path: Path) -> None:
+    for command, code in (("tasks", 0), ("sites x.py:f", 2), ("run --envs x", 2)):
+        words = f"{sys.executable} -m esper {command} {closed}"
+        found = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True)
+        assert found.returncode == code
+        assert b"Traceback" not in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_full_device_ends_a_command_with_a_sentence() -> None:
+    words = f"{sys.executable} -m esper tasks > /dev/full"
+    found = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (1, "Error: No space left on device\n")
