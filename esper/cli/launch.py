@@ -271,8 +271,10 @@ def signals_end() -> Iterator[None]:
 @contextmanager
 def waiting_reported() -> Iterator[None]:
     """Says what the block waits for if it takes longer than a launcher needs to start all ranks."""
-    environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in ADDRESS)
-    words = f"Waiting for all ranks to start: the environment has {environment}."
+    words = "Waiting for all ranks to start: the environment has"
+    for name in ADDRESS:
+        words += f" {name}={os.environ.get(name, '')}"
+    words += "."
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         words += " If that is left from another program, stop this command and unset RANK and WORLD_SIZE."
     timer = threading.Timer(WAITING_SECONDS, click.echo, [words], {"err": True})

@@ -246,12 +246,14 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     """Suggests commands to run next."""
     spec = ControllerSpec.of(summary.controller)
     # The run has compared the shipped schedule if that fits its slots and blueprints.
-    compared = {comparison.pair.name_b for comparison in summary.comparisons}
+    fitting = [spec.name]
+    for comparison in summary.comparisons:
+        fitting.append(comparison.pair.name_b)
     if spec.learns and not summary.interrupted:
         ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
         ours = spec.name
-    elif "schedule" in {spec.name, *compared}:
+    elif "schedule" in fitting:
         ours = "schedule"
     else:
         ours = "random"

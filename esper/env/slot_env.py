@@ -88,12 +88,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     - DISABLED (default): the env idles (its action is ignored, its reward is 0, its flags do not change,
       ``info["idle"]`` is True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] restarts it.
     - SAME_STEP: the next episode starts in the same step. The returned observation and info, including the masks, are
-      those of the new episode; those at the end of the old one are in ``info["final_obs"]`` and ``info["final_info"]``
-      (see :func:`final_entries`).
+      those of the new episode; those at the end of the old one are in ``info["final_obs"]`` and ``info["final_info"]``.
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.core.action.HEADS``;
-    ``info["action_mask"]`` marks legal actions. An illegal action is executed as WAIT and counted in
-    ``info["illegal_actions"]``.
+    ``info["action_mask"]`` marks legal actions; others act as WAIT and are counted in ``info["illegal_actions"]``.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
@@ -228,7 +226,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             "experience": self.gatherer.state_dict(),
         }
 
-    @training_state()
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from esper.ops import _native
 
 _native.not_differentiable("tape_pass_", "tape_epoch_sgd_", "tape_epoch_adamw_", "tape_scores_", in_place=True)
-
+_tape_pass = _native.writing(torch.ops.esper.tape_pass_.default)
 TENSORS = {
     "convolution": 2,
     "batch_norm": 5,
@@ -346,7 +346,6 @@ class Program:
         return output
 
 
-_tape_pass = _native.writing(torch.ops.esper.tape_pass_.default)
 Writer = Callable[[Tape, Any, int], int]
 WRITERS: dict[type[nn.Module], Writer] = {}
 """Functions that append a module of their type to a tape."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.fault import Fault
 
 OPTIMIZER = "esper/ops/optimizer.py"
-OPTIMIZERS = "tests/ops/test_optimizer.py::"
+OPTIMIZERS = "tests/ops/test_optimizer_contract.py::"
 NATIVE = "tests/ops/test_native.py::"
 
 MUTANTS: dict[str, list[Fault]] = {

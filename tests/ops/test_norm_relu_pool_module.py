@@ -93,7 +93,7 @@ def test_state_is_that_of_batch_norm() -> None:
 
 
 class Other(nn.Module):
-    """What a tool puts in the place of a norm, with only the attributes of norms."""
+    """The layer that a tool puts in the place of a norm."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Other(nn.Module):
 
 
 def replaced(module: nn.Module) -> nn.Module:
-    """Puts another layer in the place of each BatchNorm, as tools for quantisation and fine-tuning do."""
+    """The module with another layer in the place of each BatchNorm."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             setattr(module, name, Other(child))

@@ -1,4 +1,4 @@
-"""What the process has set for torch and numpy neither reaches training nor is changed by it."""
+"""Settings of the process for torch and numpy neither reach training nor are changed by it."""
 
 from __future__ import annotations
 
