@@ -246,9 +246,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     """Suggests commands to run next."""
     spec = ControllerSpec.of(summary.controller)
     # The run has compared the shipped schedule if that fits its slots and blueprints.
-    fitting = [spec.name]
-    for comparison in summary.comparisons:
-        fitting.append(comparison.pair.name_b)
+    fitting = [spec.name, *(comparison.pair.name_b for comparison in summary.comparisons)]
     if spec.learns and not summary.interrupted:
         ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
