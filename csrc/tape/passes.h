@@ -1,17 +1,34 @@
 // A whole pass over a tape: which layer runs when, and how samples come in and out.
 #pragma once
 
+#include "attention.h"
 #include "batch_norm.h"
 #include "convolution.h"
 #include "elementwise.h"
+#include "embedding.h"
 #include "group_norm.h"
 #include "kernels.h"
+#include "linear.h"
 #include "norm_pool.h"
 #include "pool.h"
+#include "running_mean.h"
 #include "seed.h"
+
+// Under the address sanitizer values lie apart, and whoever reads or writes between them is reported; what no layer has
+// written is NaN.
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define ESPER_APART 64
+#else
+#define ESPER_APART 0
+#define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#endif
 
 namespace esper::tape {
 namespace {
+
+constexpr int64_t kApart = ESPER_APART;  // numbers between two values
 
 template <typename Real>
 void run_forward(Machine<Real>& machine, size_t first, size_t last) {
@@ -57,6 +74,18 @@ void run_forward(Machine<Real>& machine, size_t first, size_t last) {
                 break;
             case kGuard:
                 guard_forward(machine, i);
+                break;
+            case kLinear:
+                linear_forward(machine, i);
+                break;
+            case kEmbedding:
+                embedding_forward(machine, i);
+                break;
+            case kAttention:
+                Attention<Real>(machine, i).forward();
+                break;
+            case kRunningMean:
+                running_mean_forward(machine, i);
                 break;
             default:
                 pass_through_forward(machine, i);
@@ -110,6 +139,18 @@ void run_backward(Machine<Real>& machine, size_t first, size_t last) {
             case kGuard:
                 guard_backward(machine, i);
                 break;
+            case kLinear:
+                linear_backward(machine, i);
+                break;
+            case kEmbedding:
+                embedding_backward(machine, i);
+                break;
+            case kAttention:
+                Attention<Real>(machine, i).backward();
+                break;
+            case kRunningMean:
+                running_mean_backward(machine, i);
+                break;
             default:
                 pass_through_backward(machine, i);
                 break;
@@ -130,7 +171,8 @@ void prepare(Machine<Real>& machine, const Network& network) {
         if (i.other >= 0) readers[static_cast<size_t>(i.other)] += 1;
         if (!network.backward || i.layer == kDetach) continue;
         out.needed = in.needed || (i.other >= 0 && machine.value(i.other).needed);
-        const int64_t parameters = i.layer == kScale ? 1 : i.layer <= kGroupNorm ? 2 : 0;
+        const bool pair = i.layer <= kGroupNorm || i.layer == kLinear || i.layer == kEmbedding;
+        const int64_t parameters = i.layer == kScale ? 1 : pair ? 2 : 0;
         for (int64_t p = 0; p < parameters; ++p) {
             if (i.number[p] >= 0 && machine.gradient(i.number[p]) != nullptr) out.needed = true;
         }
@@ -249,11 +291,17 @@ class RunnerOf final : public Runner {
         for (size_t v = first_value; v < last_value; ++v) {
             const Value<Real>& value = machine_.values[v];
             if (value.skipped) continue;
-            size += machine_.groups * value.group() * (value.needed ? 2 : 1);
+            size += (machine_.groups * value.group() + kApart) * (value.needed ? 2 : 1);
         }
         return size;
     }
     int64_t size_of(int64_t section) const { return size_of(first(section) + 1, last(section) + 1); }
+
+    // Where the next number may lie. Gaps in memory that sections share are not guarded: other values lie there, too.
+    static Real* behind(Real* end, bool guarded) {
+        if (guarded) ASAN_POISON_MEMORY_REGION(end, kApart * sizeof(Real));
+        return end + kApart;
+    }
 
     void place(size_t first_value, size_t last_value, Real* at) {
         for (size_t v = first_value; v < last_value; ++v) {
@@ -261,10 +309,10 @@ class RunnerOf final : public Runner {
             if (value.skipped) continue;
             const int64_t size = machine_.groups * value.group();
             value.data = at;
-            at += size;
+            at = behind(at + size, first_value == 0);
             if (!value.needed) continue;
             value.gradient = at;
-            at += size;
+            at = behind(at + size, first_value == 0);
         }
     }
 
@@ -277,7 +325,9 @@ class RunnerOf final : public Runner {
         int64_t largest = 0;
         for (int64_t s = 1; s < sections; ++s) largest = std::max(largest, size_of(s));
         const auto numbers = static_cast<size_t>(main + largest);
+        ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size() * sizeof(Real));
         if (memory.size() < numbers) memory.resize(numbers);
+        if (kApart > 0) std::fill(memory.begin(), memory.end(), static_cast<Real>(NAN));
         place(0, last(0) + 1, memory.data());
         for (int64_t s = 1; s < sections; ++s) place(first(s) + 1, last(s) + 1, memory.data() + main);
     }
@@ -285,11 +335,6 @@ class RunnerOf final : public Runner {
     Machine<Real> machine_;
     std::vector<int64_t> ends_;
 };
-
-Runner* make_runner(const Network& network, bool is_double) {
-    if (is_double) return new RunnerOf<double>(network);
-    return new RunnerOf<float>(network);
-}
 
 }  // namespace
 }  // namespace esper::tape

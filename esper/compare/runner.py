@@ -22,9 +22,11 @@ from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.training_backend import TrainingBackend
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
+from esper.hosts.widen import shapes_of
 from esper.run.interrupt import interrupts_wait
 from esper.run.rollout import one_thread, play_round
 from esper.telemetry.event import ArmPlayed, ScoreDefined
@@ -70,7 +72,9 @@ class HostResult:
     rollbacks: float
     fossils: float
     kept: Mapping[str, KeptSeed] = field(default_factory=dict)
-    """The seed kept in each slot; empty if hosts are simulated or nothing was grown."""
+    """The seed kept in each slot, beside the host's layers; empty if hosts are simulated or nothing was grown."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of the host's tensors, by name, if seeds were merged into its layers."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further information, ready for JSON."""
 
@@ -195,6 +199,9 @@ class GrowingRunner(ArmRunner):
         flops = [math.nan] * env.num_envs  # not counted
         if self.meter is not None:
             flops = [self.meter.flops(episode) for episode in env.backend.map_hosts(episodes)]
+        layers = env.backend.map_hosts(grown_layers)
+        if not layers:  # hosts are simulated
+            layers = [GrownLayers()] * env.num_envs
         return [
             HostResult(
                 accuracy=float(accuracy[i]),
@@ -205,7 +212,8 @@ class GrowingRunner(ArmRunner):
                 epochs=float(played.epochs[i]),
                 rollbacks=float(played.rollbacks[i]),
                 fossils=float(played.fossils[i]),
-                kept=kept_seeds(env, i) if isinstance(env, GrowthVectorEnv) else {},
+                kept=kept_seeds(env, i, layers[i]),
+                shapes=layers[i].shapes,
                 facts={
                     "validation_accuracy": float(played.committed[i]),
                     "return": float(played.returns[i]),
@@ -220,8 +228,38 @@ class GrowingRunner(ArmRunner):
             self.env.close()
 
 
-def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
-    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
+@dataclass(frozen=True)
+class GrownLayers:
+    """The changes of a host by merges."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of its tensors, by name; empty if nothing was merged."""
+    leading: Mapping[str, int] = field(default_factory=dict)
+    """Number of channels to which the seeds in grown layers keep, by slot."""
+
+
+def grown_layers(hosts: TrainingBackend) -> list[GrownLayers]:
+    """Returns what merges have changed in each host."""
+    layers = []
+    for host in hosts.hosts:
+        training = host.training
+        shapes = shapes_of(training.host) if training.grown else {}
+        leading = {}
+        for name, seed in training.fossils().items():
+            if seed.module.leading is not None:
+                leading[name] = seed.module.leading
+        layers.append(GrownLayers(shapes, leading))
+    return layers
+
+
+def kept_seeds(
+    env: SlotVectorEnv,
+    i: int,
+    layers: GrownLayers,
+) -> dict[str, KeptSeed]:
+    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots; {} if simulated."""
+    if not isinstance(env, GrowthVectorEnv):
+        return {}
     slots = env.state.slots
     spec = env.action_spec
     kept = {}
@@ -230,6 +268,7 @@ def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
             spec.blueprints[slots.blueprint[i, s]],
             STYLES[slots.style[i, s]],
             float(slots.alpha[i, s]),
+            layers.leading.get(spec.slots[s]),
         )
     return kept
 

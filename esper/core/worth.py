@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from esper.config import ExperienceConfig
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import Floats, Ints
 
 ITERATIONS = 12
 MAX_CORRELATION = 0.95
@@ -119,7 +119,7 @@ class Experience:
     def add(
         self,
         gains: Floats,
-        kept: Bools,
+        kept: Floats,
         trials: Floats,
         contributions: Floats,
     ) -> None:
@@ -128,7 +128,7 @@ class Experience:
         Args:
             gains: of the committed network at the end over the no-growth baseline, by accuracy and by loss, pp [N, 2];
                 NaN if they say nothing.
-            kept: what was fossilized, [N, S, B].
+            kept: number of seeds that were fossilized, merged ones included, [N, S, B].
             trials: the last trial of each seed, pp [N, S, B]; NaN without a trial.
             contributions: the last contribution, likewise.
         """

@@ -21,9 +21,10 @@ from esper.core.site import GerminationFailed
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
 from esper.data.task import Task
-from esper.env.backend import Backend, Rollbacks
+from esper.env.backend import Backend, Merge, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
+from esper.env.merging import Merger
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
 from esper.training.counterfactual import CounterfactualHelper, Paired, max_configurations
@@ -315,6 +316,7 @@ class TrainingBackend(Backend):
             self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
+        self.merger = Merger(catalog)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.hosts]
@@ -417,6 +419,17 @@ class TrainingBackend(Backend):
             if rollback is not None:
                 rollbacks[host.row] = rollback
         return rollbacks
+
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        merges = {}
+        for row in np.flatnonzero(due.any(axis=1)).tolist():
+            host = self.hosts[row]
+            merge = self.merger.merge(host.training, host.slot_sites, due[row])
+            if merge is not None:
+                merges[row] = merge
+                if self.governed:
+                    host.governance.rebase(state)
+        return merges
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""

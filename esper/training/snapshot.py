@@ -53,10 +53,12 @@ class Restorable(Protocol):
 def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
     """Copies ``saved`` into the tensors of the same names, in the order of the current stream.
 
-    Nothing waits for a GPU. Raises KeyError for a name that was not saved.
+    Nothing waits for a GPU. Raises KeyError for a name that was not saved, and ValueError for another shape.
     """
     with torch.no_grad():
         for name, tensor in live:
+            if saved[name].shape != tensor.shape:  # copying would broadcast
+                raise ValueError(f"{name} is {list(tensor.shape)}, but was saved as {list(saved[name].shape)}")
             tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
 
 
