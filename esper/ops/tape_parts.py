@@ -16,6 +16,8 @@ TENSORS = {
         ("convolution", 2),
         ("batch_norm", 5),
         ("group_norm", 2),
+        ("linear", 2),
+        ("embedding", 2),
         ("scale", 1),
         ("add", 1),
         ("guard", 1),
@@ -27,6 +29,9 @@ FIRST_NUMBER = 4
 
 Owner = tuple[Mapping[str, Tensor | None], str]
 """The parameters or the buffers of a module, by name, and the name of a tensor of them."""
+
+Kind = tuple[Shape, int, bool]
+"""The shape of the input, the length of sequences, and whether the module evaluates."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Parts:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[nn.Module, dict[tuple[Shape, bool], list[_Layer] | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, dict[Kind, list[_Layer] | None]] = WeakKeyDictionary()
 
     def write(
         self,
@@ -59,7 +64,7 @@ class Parts:
     ) -> int:
         """Appends a module that reads ``value``, as ``tape.add`` does; returns its output. Raises Unsupported."""
         parts = self._known.setdefault(module, {})
-        key = (tape.shapes[value], tape.evaluates)
+        key = (tape.shapes[value], tape.length, tape.evaluates)
         if key not in parts:
             parts[key] = _part_of(module, *key)
         part = parts[key]
@@ -85,12 +90,17 @@ class Parts:
         return places[-1]
 
 
-def _part_of(module: nn.Module, shape: Shape, evaluates: bool) -> list[_Layer] | None:
+def _part_of(
+    module: nn.Module,
+    shape: Shape,
+    length: int,
+    evaluates: bool,
+) -> list[_Layer] | None:
     """Returns the layers of a module; None if its last layer is not its output, or a tensor is not its own.
 
     Raises Unsupported.
     """
-    scratch = Tape(shape)
+    scratch = Tape(shape, length)
     scratch.evaluates = evaluates
     if evaluates:
         scratch.learning = ()

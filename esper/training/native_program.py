@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.core.site import Role, Site
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost
+from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
 from esper.hosts.seed_hook import SitePath
 from esper.ops.tape import Shape, Tape, Unsupported, require_plain
@@ -51,6 +52,8 @@ class Route:
     steps: tuple[Step, ...]
     spans: tuple[SiteSpan, ...]
     """Where each site reads and adds."""
+    grown: tuple[Mapping[int, tuple[nn.Module, float]], ...] = ()
+    """Seeds that are built in, with their alphas, by the number of their site; those of the inner host first."""
     parts: Parts = field(default_factory=Parts)
     """Parts of tapes of the layers, and of the seeds at the sites."""
 
@@ -78,6 +81,7 @@ class Route:
                 source = value
                 if span.source != joint:
                     source = earlier[span.source]
+                value, source = self._with_grown(tape, site, value, source)
                 value = at_site(site, Arrival(joint, value, source, dict(earlier)))
             if joint == len(self.steps):
                 break
@@ -88,6 +92,24 @@ class Route:
                 value = tape.plus(earlier[step.adds], value)
         return value
 
+    def _with_grown(
+        self,
+        tape: Tape,
+        site: int,
+        h: int,
+        source: int,
+    ) -> tuple[int, int]:
+        """Writes the seeds that are built in at a site; returns the features there, and those that a seed reads."""
+        for seeds in self.grown:
+            if site not in seeds:
+                continue
+            seed, alpha = seeds[site]
+            reads_sink = source == h
+            h = tape.plus(h, self.parts.write(tape, seed, source), alpha)
+            if reads_sink:
+                source = h
+        return h, source
+
 
 def route_of(host: Host) -> Route:
     """Returns the route of a host. Raises Unsupported, naming what has no compiled form."""
@@ -95,6 +117,8 @@ def route_of(host: Host) -> Route:
         return Route(host.steps, host.spans)
     if type(host) is GraftedHost:
         return _route_of_graft(host)
+    if type(host) is GrownHost:
+        return _route_of_grown(host)
     raise Unsupported(f"a {type(host).__name__} has no compiled form")
 
 
@@ -105,6 +129,15 @@ def _runs_its_steps(kind: type[SegmentedHost]) -> bool:
             return False
     # A fused pool gives the same numbers.
     return kind._step in (SegmentedHost._step, CNNHost._step)
+
+
+def _route_of_grown(host: GrownHost) -> Route:
+    route = route_of(host.host)
+    seeds = {}
+    for number, site in enumerate(host.sites):
+        if site.name in host.kept:
+            seeds[number] = host.seeds[site.name], host.kept[site.name].alpha
+    return replace(route, grown=(*route.grown, seeds))
 
 
 def _route_of_graft(host: GraftedHost) -> Route:
@@ -162,12 +195,18 @@ def write_delta(
     return tape.guard(delta, seed.finite, of_gradients=False, marks=track_finite)
 
 
-def training_tape(training: HostTraining, shape: Shape, route: Route) -> Tape:
-    """Writes a step for inputs of this ``shape``: the host's pass, then the shadow pass of each incubating seed.
+def training_tape(
+    training: HostTraining,
+    shape: Shape,
+    route: Route,
+    length: int = 1,
+) -> Tape:
+    """Writes a step: the host's pass, then the shadow pass of each incubating seed.
 
-    Each is a section, whose output are the logits of its loss. Raises Unsupported.
+    ``shape`` is that of a sample, and ``length`` as in ``Tape``. Each pass is a section, whose output are the logits of
+    its loss. Raises Unsupported.
     """
-    tape = Tape(shape)
+    tape = Tape(shape, length)
     waiting: dict[int, Arrival] = {}
 
     def blending(shadow: bool) -> AtSite:
@@ -239,9 +278,10 @@ def validation_tape(
     shape: Shape,
     route: Route,
     configurations: list[Configuration],
+    length: int = 1,
 ) -> tuple[Tape, list[int]]:
     """Writes the passes of all configurations; returns the values of their logits, too. Raises Unsupported."""
-    tape = Tape(shape)
+    tape = Tape(shape, length)
     tape.learning = ()
     tape.evaluates = True
     outputs: dict[int, int] = {}
