@@ -28,6 +28,16 @@ from esper.telemetry.event import (
     StageChanged,
 )
 from esper.training.counterfactual import Paired
+from esper.training.metrics import HOST
+
+
+GRADIENTS = {
+    "norm": "gradient_norm",
+    "health": "gradient_health",
+    "vanishing": "vanishing",
+    "exploding": "exploding",
+}
+"""Statistics of gradients in events, and their fields in the states of envs and of slots."""
 
 
 class Reporter:
@@ -216,11 +226,27 @@ class Reporter:
                 parameters=rules.choices.host_parameters + int(slots.parameters[env].sum()),
                 contributions=contributions,
                 contribution_errors=errors,
+                needs=self._needs(env),
+                gradients=self._gradients(env),
                 stages=stages,
                 reward=reward,
                 reward_terms=terms,
             )
         )
+
+    def _needs(self, env: int) -> dict[str, float]:
+        needs = dict(zip(self.spec.slots, self.state.slots.need[env].tolist(), strict=True))
+        return {slot: need for slot, need in needs.items() if not math.isnan(need)}
+
+    def _gradients(self, env: int) -> dict[str, dict[str, float]]:
+        """Returns the statistics of what has been measured, the host first."""
+        state = self.state
+        slots = state.slots
+        found = {HOST: {name: float(getattr(state, field)[env]) for name, field in GRADIENTS.items()}}
+        for s, slot in enumerate(self.spec.slots):
+            found[slot] = {name: float(getattr(slots, field)[env, s]) for name, field in GRADIENTS.items()}
+            found[slot]["ratio"] = float(slots.gradient_ratio[env, s])
+        return {name: values for name, values in found.items() if not math.isnan(values["norm"])}
 
     def _episode(
         self,

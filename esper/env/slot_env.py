@@ -29,7 +29,7 @@ from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
+from esper.core.state import ADDED, Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.telemetry.event import Event
@@ -235,7 +235,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for name, arrays in changing_arrays(self).items():
             saved = state["arrays"][name]
             for key, values in arrays.items():
-                values[...] = saved[key].numpy()
+                if key in saved or key not in ADDED:
+                    values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)

@@ -76,6 +76,18 @@ def cross_entropy(
     return CrossEntropy(loss, correct, stats)
 
 
+def cross_entropy_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Returns the gradient of the loss of :func:`cross_entropy`, in the shape of ``logits``, without autograd."""
+    _, _, stats, normaliser = _forward(logits, targets, ignore_index, label_smoothing)
+    one = normaliser.new_ones(())
+    return _gradient(one, logits, targets, normaliser, stats, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+
+
 def cross_entropy_into(
     logits: Tensor,
     targets: Tensor,

@@ -73,7 +73,7 @@ class NativePasses:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            training_tape(self.training, self._shape())
+            training_tape(self.training, self.shape())
         except Unsupported as reason:
             return str(reason)
         return None
@@ -85,7 +85,7 @@ class NativePasses:
         """
         key = ("training", *training_roles(self.training))
         try:
-            program = self._program(key, self._write_training)
+            program = self.program(key, self._write_training)
             self._train(program, groups)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
@@ -102,7 +102,7 @@ class NativePasses:
         """Evaluates into ``totals`` with the alphas in ``tried``; returns False, with nothing done, if unsupported."""
         key = ("validation", branching, *validation_roles(self.training))
         try:
-            program, outputs = self._program(key, lambda: self._write_validation(configurations))
+            program, outputs = self.program(key, lambda: self._write_validation(configurations))
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
@@ -147,17 +147,18 @@ class NativePasses:
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        host, _ = validation_tape(training, self._shape(), [(0.0,) * len(training.sites)])
+        host, _ = validation_tape(training, self.shape(), [(0.0,) * len(training.sites)])
         return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
 
-    def _shape(self) -> Shape:
+    def shape(self) -> Shape:
+        """Returns the shape of the inputs, without the batch. Raises Unsupported."""
         x = feed_of(self.training).x
         if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
             raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
         channels, height, width = (*x.shape[1:], 1, 1)[:3]
         return channels, height, width
 
-    def _program(self, key: Hashable, write: Callable[[], Made]) -> Made:
+    def program(self, key: Hashable, write: Callable[[], Made]) -> Made:
         """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
         found = self._programs.pop(key, None)
         if found is None:
@@ -174,10 +175,10 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self._shape()).program()
+        return training_tape(self.training, self.shape()).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self._shape(), configurations)
+        tape, outputs = validation_tape(self.training, self.shape(), configurations)
         return tape.program(), outputs
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
