@@ -156,9 +156,10 @@ class EnvConfig(Section):
     """Length of a plateau in epochs; None: max(3, T/5)."""
     plateau_margin: NonNegative = 0.5
     """Max rise of the best accuracy over a plateau, pp."""
-    need_every: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Epochs between measurements of the need of vacant slots, see ``esper.training.need``; 0: never; None:
-    max(1, T/10). On `digits` a measurement takes about as long as two thirds of an epoch."""
+    need_every: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Epochs between measurements of the need of vacant slots: how much of the loss the layer there cannot lower by its
+    own weights (``esper.training.need``). 0: never, since on the tiny hosts of `digits` a measurement takes as long as
+    1.5 epochs of training; it is about one batch on larger ones. The controller `need` requires it."""
     gates: GateConfig = GateConfig()
 
 
@@ -306,8 +307,6 @@ class Durations:
     snapshot_every: int
     governor_window: int
     plateau_epochs: int
-    need_every: int
-    """0: never."""
 
     @classmethod
     def of(cls, config: TrainingConfig, horizon: int) -> Durations:
@@ -325,7 +324,6 @@ class Durations:
             snapshot_every=scaled(governor.snapshot_every, 1, 1 / 30),
             governor_window=scaled(governor.window, 5, 20 / 150),
             plateau_epochs=scaled(env.plateau_epochs, 3, 1 / 5),
-            need_every=scaled(env.need_every, 1, 1 / 10),
         )
 
 

@@ -107,7 +107,7 @@ class EnvHost:
         """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
         self.need = NeedMeter(training)
-        self.need_every = training.durations.need_every if grows else 0
+        self.need_every = training.config.env.need_every if grows else 0
         """Epochs between measurements of need; 0: never."""
         self.not_finite = 0.0
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""

@@ -81,11 +81,11 @@ def cross_entropy_gradient(
     targets: Tensor,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Tensor:
-    """Returns the gradient of the loss of :func:`cross_entropy`, in the shape of ``logits``, without autograd."""
-    _, _, stats, normaliser = _forward(logits, targets, ignore_index, label_smoothing)
-    one = normaliser.new_ones(())
-    return _gradient(one, logits, targets, normaliser, stats, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss of :func:`cross_entropy`, and its gradient in the shape of ``logits``, without autograd."""
+    loss, _, stats, normaliser = _forward(logits, targets, ignore_index, label_smoothing)
+    one = loss.new_ones(())
+    return loss, _gradient(one, logits, targets, normaliser, stats, ignore_index, label_smoothing)
 
 
 def cross_entropy_into(

@@ -283,8 +283,8 @@ def gradients(view: RunView) -> list[Block]:
                 found[slot]["need"].append(need)
     rows = [[owner, *(_mean(found[owner][name]) for name in GRADIENTS)] for owner in sorted(found)]
     words = (
-        "Means over the epochs of all hosts of the newest round. Need: squared gradient of units that a vacant slot "
-        "could add, relative to that of the layer's own units. Ratio: gradient of a seed relative to the host's."
+        "Means over the epochs of all hosts of the newest round. Need: loss that the layer at a vacant slot cannot "
+        "lower by its own weights. Norm: of gradients before clipping. Ratio: of a seed's to the host's, by element."
     )
     return _table("Need and gradients", ["", *GRADIENTS], rows, words, columns=())
 

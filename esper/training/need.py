@@ -1,167 +1,178 @@
-"""Need: how much the loss of a host would fall if the layer at a vacant slot had more units.
+"""Need: how much of the loss is left that the layer at a vacant slot cannot lower by its own weights.
 
-At each vacant slot with a source stands a probe: a widening, or a LoRA where units cannot be added, with fixed draws.
-Its last factor is zero, as that of any such seed at birth, and stays zero, so that the host computes what it would
-without it. The gradient of that factor says how fast the loss would fall if the probe were planted and learned.
+A widening gives the layer at its sink more inputs. What this layer should change is the negative gradient of the loss
+at its output, v. What it can change by its weights is linear in its inputs b. The part of v that is not, in a least
+squares fit on one batch that is judged on another, only other inputs could express: this is the expressivity bottleneck
+of Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816. Need is that share of v times the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from esper.core.blend import Seed, blend
-from esper.core.blueprints.source import (
-    extended_weight,
-    last_factor,
-    low_rank,
-    low_rank_obstacle,
-    widened,
-    widening_obstacle,
-)
+from esper.core.blend import blend
+from esper.core.blueprints.source import inputs_of, is_matrix, reader_of
 from esper.core.place import Features, Place
-from esper.core.ramps import BlendOperator
-from esper.core.site import Site, guard_group_norm
 from esper.data.objective import PAD
 from esper.data.split import Split
-from esper.hosts.host import SiteHook, kept_modes
+from esper.hosts.host import kept_modes
 from esper.ops.cross_entropy import cross_entropy_gradient
-from esper.ops.tape import Shape, Tape, Unsupported
+from esper.ops.tape import LAYERS, Shape, Tape, Unsupported
 from esper.training.batches import BatchLoader
 from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining
 from esper.training.native_program import Arrival, alpha_of, end_section, route_of, training_roles, write_delta
-from esper.training.rng import RngHandle, RngStream, derive_seed, has_dropout, own_dropout, seeded
+from esper.training.rng import RngHandle, RngStream, derive_seed, has_dropout
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import ALPHA
 
-SHARE = 1.0
-"""Units of a widening probe, as a share of the layer's."""
-RANK = 2
-"""Rank of a LoRA probe."""
 LEAST = 4
 """Min samples of both batches together; they are two halves of one of the task's batches."""
+MAX_INPUTS = 1024
+"""Max inputs of a layer that is measured: the fit takes the time of their number cubed."""
+MAX_ROWS = 4096
+"""Max positions of a batch that a fit reads, evenly spaced."""
+RIDGE = 0.01
+"""Added to the variances of inputs in a fit, as a share of their mean."""
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A seed that is never planted, in the memory of the meter only."""
+class Seen:
+    """The measured layers in a pass over a batch."""
 
-    number: int
-    """Index of its site in the order of execution."""
-    seed: Seed
-    factor: nn.Parameter
-    """Its last weights, which are zero."""
-    layer: nn.Parameter
-    """Weights of the host's layer that the factor would extend, or change."""
-
-
-def probe_of(site: Site, number: int, draw: int) -> Probe | None:
-    """Makes a probe for a site with random numbers of the seed ``draw``; None for a site that has none."""
-    place = site.place
-    make = _maker(place)
-    layer = extended_weight(place)
-    if make is None or layer is None:
-        return None
-    with seeded(draw):
-        body = make(place)
-    factor = last_factor(body).get_parameter("weight")
-    seed = Seed(body, BlendOperator.ADD, place.channels, place.topology)
-    guard_group_norm(seed)
-    return Probe(number, seed.to(layer.device, layer.dtype).train(), factor, layer)
+    inputs: list[Tensor]
+    """Inputs of each layer."""
+    gradients: list[Tensor]
+    """Gradient of the mean loss at the output of each layer."""
+    loss: Tensor
+    """Mean loss, []."""
 
 
-def _maker(place: Place) -> Callable[[Place], nn.Module] | None:
-    if not place.has_source or place.obstacle:
-        return None
-    if widening_obstacle(place.layers) is None:
-        return partial(widened, share=SHARE)
-    if low_rank_obstacle(place, RANK) is None:
-        return partial(low_rank, rank=RANK)
-    return None
+def measured_layer(layer: nn.Module | None) -> bool:
+    """Whether need can be measured at a layer: a linear one, or a convolution of at most two dimensions."""
+    if layer is None:
+        return False
+    taps = 1
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        if layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            return False
+        taps = layer.weight[0, 0].numel()
+    elif not is_matrix(layer):
+        return False
+    return inputs_of(layer) * taps <= MAX_INPUTS
 
 
-class Probes:
-    """The probes at n vacant slots, which one pass measures together: none of them changes what the others see."""
+def rows_of(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns what each output position of a layer reads of its ``inputs``, [positions, numbers]."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        flat = isinstance(layer, nn.Conv1d)
 
-    def __init__(self, probes: Sequence[Probe]) -> None:
-        self.seeds = {probe.number: probe.seed for probe in probes}
-        """By the number of their site."""
-        self.weights = [probe.factor for probe in probes] + [probe.layer for probe in probes]
-        """Those that gradients are taken of: n factors, then the n layers."""
-        device = self.weights[0].device
-        sizes = [weight.numel() for weight in self.weights]
-        self.sites = torch.tensor(list(self.seeds), device=device)
-        self._sizes = torch.tensor(sizes, device=device)
-        self._owners = torch.arange(len(sizes), device=device).repeat_interleave(self._sizes)
-        self._factors = sum(sizes[: len(probes)])
+        def pair(size: Any, of_flat: int) -> Any:
+            return (of_flat, *size) if flat else size
 
-    def need(self, first: Tensor, second: Tensor) -> Tensor:
-        """Returns the need of n slots, float64 [n]: (g1 · g2 / elements) of the factor over |(h1 + h2) / 2|² / elements
-        of the layer.
+        patches = functional.unfold(
+            inputs.unsqueeze(2) if flat else inputs,
+            kernel_size=pair(layer.kernel_size, 1),
+            dilation=pair(layer.dilation, 1),
+            padding=pair(layer.padding, 0),
+            stride=pair(layer.stride, 1),
+        )
+        return patches.transpose(1, 2).flatten(0, 1)
+    return inputs.reshape(-1, inputs_of(layer))
 
-        Args:
-            first: gradients on one batch, g1 of the factors and h1 of the layers.
-            second: the same on another batch, g2 and h2.
 
-        g1 · g2 estimates a squared gradient without the noise of batches, which is independent in the two: it is 0 on
-        average, of either sign, where there is nothing to learn. The layer's own h1 · h2 would be as small late in
-        training, and a quotient of two noises has no size. So its scale is the squared mean of both gradients, which
-        equals h1 · h2 where the batches agree, and is half the squared noise where they do not: it is never negative,
-        and need falls to 0. NaN where the layer has no gradient, or gradients are not finite.
-        """
-        products = first * second
-        products[self._factors :] = ((first + second) / 2)[self._factors :].square()
-        sums = torch.zeros(len(self._sizes), dtype=torch.float64, device=first.device)
-        means = sums.index_add_(0, self._owners, products.double()) / self._sizes
-        factors, layers = means.view(2, -1)
-        need = factors / layers
-        return torch.where(layers.isfinite() & need.isfinite(), need, torch.nan)
+def columns_of(layer: nn.Module, outputs: Tensor) -> Tensor:
+    """Returns the ``outputs`` of a layer at each position, [positions, units], in the order of :func:`rows_of`."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return outputs.flatten(2).transpose(1, 2).flatten(0, 1)
+    return outputs.reshape(-1, outputs.shape[-1])
+
+
+def inexpressible(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """Returns the share of the wanted change of a layer that its inputs cannot express, a scalar.
+
+    It is 1 − tr(G1ᵀ S⁻¹ G2) / |v|², with G = bᵀ v of each batch, the second moments S of the inputs of both, and the
+    mean |v|² of both. What a batch shows by chance is independent in the two, and adds nothing to the product on
+    average, so that the share is about 1 where the inputs explain nothing, and may exceed it. NaN where nothing is to
+    be changed.
+
+    Args:
+        first: inputs [n, d] and gradients at the output [n, units] by position, on one batch.
+        second: the same on another batch.
+    """
+    step = -(-len(first[0]) // MAX_ROWS)
+    (b1, v1), (b2, v2) = ((b[::step].double(), v[::step].double()) for b, v in (first, second))
+    rows = len(b1) + len(b2)
+    moments = (b1.T @ b1 + b2.T @ b2) / rows
+    variances = moments.diagonal()
+    # A constant keeps dead inputs, of which there are only zeros, from a division by zero.
+    variances.add_(RIDGE * variances.mean() + torch.finfo(moments.dtype).tiny)
+    fit, _ = torch.linalg.solve_ex(moments, b2.T @ v2 / len(b2))
+    explained = ((b1.T @ v1 / len(b1)) * fit).sum()
+    whole = (v1.square().sum() + v2.square().sum()) / rows
+    share: Tensor = 1 - explained / whole
+    return share
 
 
 class NeedMeter:
     """Measures the need at the vacant slots of one host. It changes no bit of the host's training.
 
     Batches come from a generator of the meter's own, buffers are copies, and no gradient is stored. A host with native
-    passes is measured by them.
+    passes is measured by them. Slots without a source, and data that is streamed, have no need.
     """
 
     def __init__(self, training: HostTraining) -> None:
         self.training = training
         self.values = torch.full((len(training.sites),), torch.nan, dtype=torch.float64, device=training.device)
-        """Need by site, in the order of execution, on the device; NaN where it was not measured."""
+        """Need by site in nats or other units of the loss, in the order of execution; NaN where it was not measured."""
         self._order = torch.Generator()
         self._dropout = RngHandle(torch.Generator(training.device))
         self._loader: BatchLoader | None = None
-        self._built = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops the probes of layers that have got other shapes since."""
-        self._made: dict[int, Probe] | None = None
-        self._chosen: dict[tuple[int, ...], Probes] = {}
         self._shadow: ShadowBuffers | None = None
-        self._built += 1  # what was captured for the dropped ones is not replayed
+        self._layers: dict[str, tuple[Place, nn.Module | None]] = {}
+        """By site, its place and the layer there that is measured."""
 
     def measure(self) -> None:
         """Measures each vacant slot on two halves of a batch, into ``values``."""
         training = self.training
-        made = self._all_probes()
-        vacant = tuple(number for number in made if training.sites[number].seed is None)
         self.values.fill_(torch.nan)
+        layers = {}
+        for number, site in enumerate(training.sites):
+            layer = self._layer_at(site.place)
+            if site.seed is None and layer is not None:
+                layers[number] = layer
         self._loader = self._loader or _loader_of(training)
-        if self._loader is None or not vacant:
+        if self._loader is None or not layers:
             return
-        if vacant not in self._chosen:
-            self._chosen[vacant] = Probes([made[number] for number in vacant])
         self._shuffle(self._loader)
-        work = partial(self._measure, self._chosen[vacant], self._loader)
-        training.repeat(("need", self._built, vacant), work)
+        x, y = self._loader.batch(0)
+        half = len(y) // 2
+        see = self._native(layers) or partial(self._eager, layers)
+        first = see(x[:half], y[:half])
+        second = see(x[half : 2 * half], y[half : 2 * half])
+        loss = (first.loss + second.loss) / 2
+        for place, (number, layer) in enumerate(layers.items()):
+            halves = []
+            for seen in (first, second):
+                halves.append((rows_of(layer, seen.inputs[place]), columns_of(layer, seen.gradients[place])))
+            self.values[number] = loss * inexpressible(*halves)
+
+    def _layer_at(self, place: Place) -> nn.Module | None:
+        """Returns the layer whose need is measured at a place; None if there is none. It is looked up once."""
+        known = self._layers.get(place.name)
+        if known is None or known[0] is not place:
+            layer = reader_of(place)
+            known = (place, layer if measured_layer(layer) else None)
+            self._layers[place.name] = known
+        return known[1]
 
     def _shuffle(self, loader: BatchLoader) -> None:
         training = self.training
@@ -172,59 +183,72 @@ class NeedMeter:
         loader.restart(seed, 0)
         loader.shuffle(0, self._order)
 
-    def _measure(self, probes: Probes, loader: BatchLoader) -> None:
-        x, y = loader.batch(0)
-        half = len(y) // 2
-        gradients = self._native(probes) or partial(self._eager, probes)
-        first = gradients(x[:half], y[:half])
-        second = gradients(x[half : 2 * half], y[half : 2 * half])
-        self.values[probes.sites] = probes.need(first, second)
-
-    def _native(self, probes: Probes) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def _native(self, layers: Mapping[int, nn.Module]) -> Callable[[Tensor, Tensor], Seen] | None:
         """Returns the compiled form of :meth:`_eager`; None if there is none."""
         native = self.training.native
         if native is None:
             return None
-        key = ("need", self._built, *training_roles(self.training))
+        key = ("need", tuple(layers), *training_roles(self.training))
 
-        def write() -> NativeNeed:
-            with self._passing(probes):
-                return NativeNeed(self.training, native.shape(), probes)
+        def write() -> NativePass:
+            with self._passing(layers):
+                return NativePass(self.training, native.shape(), layers)
 
         try:
             return native.program(key, write)
         except Unsupported:
             return None
 
-    def _eager(self, probes: Probes, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the gradients of the loss of a batch in training mode, flat: factors, then layers."""
+    def _eager(self, layers: Mapping[int, nn.Module], x: Tensor, y: Tensor) -> Seen:
+        """Runs a batch in training mode and sees what the loss wants of ``layers``."""
         training = self.training
-        with self._passing(probes), training.arithmetic.casting():
-            outputs = training.host.forward_with_hook(x, _probing(training, probes))
-            loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
-            gradients = torch.autograd.grad(training.arithmetic.scaled(loss), probes.weights, materialize_grads=True)
-        return torch.cat([gradient.flatten() for gradient in gradients])
+        inputs: dict[nn.Module, Tensor] = {}
+        outputs: dict[nn.Module, Tensor] = {}
+
+        def look(layer: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+            inputs[layer] = args[0].detach().clone()  # later layers may work in place
+            outputs[layer] = output
+            return output.clone()
+
+        with self._passing(layers), training.arithmetic.casting(), ExitStack() as hooks:
+            for layer in layers.values():
+                handle = layer.register_forward_hook(look)
+                hooks.callback(handle.remove)
+            logits = training.host.forward_with_hook(x, self._blending)
+            loss, _ = training.task.objective.measure(logits, y, training.config.task.label_smoothing)
+            wanted = [outputs[layer] for layer in layers.values()]
+            gradients = torch.autograd.grad(training.arithmetic.scaled(loss), wanted, materialize_grads=True)
+        return Seen([inputs[layer] for layer in layers.values()], list(gradients), loss.detach())
+
+    def _blending(self, number: int, at: Features) -> Tensor:
+        """The function for sites: blended seeds act, and incubating ones do not."""
+        site = self.training.sites[number]
+        if not site.on:
+            return at.h
+        delta = delta_of(site, at, track_finite=False)
+        return blend(at.h, delta, self.training.alphas[ALPHA, number])
 
     @contextmanager
-    def _passing(self, probes: Probes) -> Iterator[None]:
-        """Lends the host copies of its buffers, other random numbers, and train mode; layers learn meanwhile."""
+    def _passing(self, layers: Mapping[int, nn.Module]) -> Iterator[None]:
+        """Lends the host copies of its buffers, other random numbers, and train mode; frozen layers learn meanwhile."""
         training = self.training
         host = training.host
-        frozen = [weight for weight in probes.weights if not weight.requires_grad]
+        weights = [layer.get_parameter("weight") for layer in layers.values()]
+        frozen = [weight for weight in weights if not weight.requires_grad]
         compiled = getattr(host, "compiled", None)
-        with ExitStack() as stack:
-            stack.enter_context(kept_modes(host))
+        generator = training.draws.generator
+        with ExitStack() as lent:
+            lent.enter_context(kept_modes(host))
             host.train()
             for layer in training.frozen:
                 layer.eval()
-            stack.enter_context(self._shadows().in_place())
-            stack.enter_context(copied_buffers(training.seeds()))
-            stack.enter_context(training.global_draws())
-            generator = training.draws.generator
+            lent.enter_context(self._shadows().in_place())
+            lent.enter_context(copied_buffers(training.seeds()))
+            lent.enter_context(training.global_draws())
             try:
                 training.draws.generator = self._dropout.generator
                 if compiled is not None:  # parts of a batch would be compiled, too
-                    host.compiled = None  # type: ignore[union-attr]
+                    host.compiled = None  # type: ignore[assignment]
                 for weight in frozen:
                     weight.requires_grad_(True)
                 yield
@@ -232,18 +256,8 @@ class NeedMeter:
                 for weight in frozen:
                     weight.requires_grad_(False)
                 if compiled is not None:
-                    host.compiled = compiled  # type: ignore[union-attr]
+                    host.compiled = compiled
                 training.draws.generator = generator
-
-    def _all_probes(self) -> dict[int, Probe]:
-        if self._made is None:
-            self._made = {}
-            for number, site in enumerate(self.training.sites):
-                probe = probe_of(site, number, derive_seed(0, self.training.index, 0, RngStream.NEED, number))
-                if probe is not None:
-                    own_dropout(probe.seed, self._dropout)
-                    self._made[number] = probe
-        return self._made
 
     def _shadows(self) -> ShadowBuffers:
         """Returns copies of the host's buffers, with the values that these have now."""
@@ -263,52 +277,44 @@ def _loader_of(training: HostTraining) -> BatchLoader | None:
     return BatchLoader(task.train, size, size, task.augmentation, training.arithmetic.image_dtype)
 
 
-def _probing(training: HostTraining, probes: Probes) -> SiteHook:
-    """Returns the function for sites in a pass with ``probes``; blended seeds act, and incubating ones do not."""
-    seeds = probes.seeds
-
-    def hook(number: int, at: Features) -> Tensor:
-        site = training.sites[number]
-        if number in seeds:
-            return at.h + seeds[number](at.source).to(at.h.dtype)
-        if site.on:
-            delta = delta_of(site, at, track_finite=False)
-            return blend(at.h, delta, training.alphas[ALPHA, number])
-        return at.h
-
-    return hook
-
-
-class NativeNeed:
+class NativePass:
     """The pass of ``NeedMeter._eager`` in compiled code, for logits [B, C] of classes. Raises Unsupported."""
 
     def __init__(
         self,
         training: HostTraining,
         shape: Shape,
-        probes: Probes,
+        layers: Mapping[int, nn.Module],
     ) -> None:
         self.smoothing = training.config.task.label_smoothing
+        weights = [layer.get_parameter("weight") for layer in layers.values()]
         tape = Tape(shape)
-        tape.learning = set(map(id, probes.weights))
+        tape.learning = set(map(id, weights))
 
         def at_site(number: int, at: Arrival) -> int:
             site = training.sites[number]
-            if number in probes.seeds:
-                return tape.plus(at.h, tape.add(probes.seeds[number], at.source))
-            if site.on:
-                delta = write_delta(tape, site, at.source, track_finite=False)
-                return tape.plus(at.h, delta, alpha_of(training, ALPHA, number))
-            return at.h
+            if not site.on:
+                return at.h
+            delta = write_delta(tape, site, at.source, track_finite=False)
+            return tape.plus(at.h, delta, alpha_of(training, ALPHA, number))
 
         end_section(tape, route_of(training.host).write(tape, at_site, Arrival(0, 0, 0, {})))
         self.program = tape.program()
-        places = {id(weight): place for place, weight in enumerate(self.program.parameters)}
-        self.gradients = [self.program.gradients[places[id(weight)]] for weight in probes.weights]
+        convolution = LAYERS.index("convolution")
+        rows = {row[4]: row for row in tape.code if row[0] == convolution}  # by the number of the weights
+        found = [rows[tape.tensor(weight, learns=True)] for weight in weights]
+        self.inputs = [row[1] for row in found]
+        self.outputs = [row[3] for row in found]
+        self.shapes = tape.shapes
+        self.flat = [place for place, layer in enumerate(layers.values()) if is_matrix(layer)]
 
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, y: Tensor) -> Seen:
         """Runs a batch for its logits, and again with the gradient of their loss."""
-        logits = self.program.run(x).flatten(1)
-        gradient = cross_entropy_gradient(logits, y, PAD, self.smoothing)
-        self.program.run(x, gradient[:, :, None, None])
-        return torch.cat([gradient.flatten() for gradient in self.gradients])
+        inputs = [x.new_empty((len(x), *self.shapes[value])) for value in self.inputs]
+        gradients = [x.new_empty((len(x), *self.shapes[value])) for value in self.outputs]
+        logits = self.program.run(x, seen=self.inputs, numbers=inputs).flatten(1)
+        loss, gradient = cross_entropy_gradient(logits, y, PAD, self.smoothing)
+        self.program.run(x, gradient[:, :, None, None], seen=self.outputs, number_gradients=gradients)
+        for place in self.flat:
+            gradients[place] = gradients[place].flatten(1)
+        return Seen(inputs, gradients, loss)

@@ -1,4 +1,4 @@
-"""Need: the same natively as by PyTorch, without a trace in the run, and larger where a layer is too narrow."""
+"""Need: the same natively as by PyTorch, without a trace in the run, and larger for hosts that are too narrow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from esper.data.split import Split
 from esper.data.task import Task, resolve
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.host import Host
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.native import NativePasses
-from esper.training.need import NeedMeter, Probe, Probes
+from esper.training.need import (
+    MAX_INPUTS,
+    NeedMeter,
+    columns_of,
+    inexpressible,
+    measured_layer,
+    rows_of,
+)
 from esper.training.step import train_epoch
 from tests.core_helpers import digits, plant, tiny_config
 from tests.training.byte_images import byte_digits
+from tests.training.growing import regression, text
 from tests.training.test_native import state_of
 
 
@@ -172,49 +181,146 @@ def test_measuring_need_draws_no_random_number_of_a_host_with_dropout() -> None:
     assert training.draws.generator is training.dropout
 
 
-def test_a_too_narrow_layer_needs_more_than_one_that_is_wide_enough() -> None:
-    narrow = mean_need(
-        host_of(made(lambda: mlp(2, 32)), native=True, learning_rate=0.1), epochs=12
-    )
-    wide = mean_need(
-        host_of(made(lambda: mlp(32, 32)), native=True, learning_rate=0.1), epochs=12
-    )
-    assert narrow[0] > 2 * wide[0]
-    assert narrow[0] > 2 * narrow[1]
-
-
-def test_need_is_about_zero_where_only_noise_is_left() -> None:
-    # Labels by chance, of which a host with few units has learned what it can.
-    training = host_of(
-        made(lambda: mlp(3), noise=True), native=True, learning_rate=0.05
-    )
-    assert abs(float(mean_need(training, epochs=15, batches=100)[0])) < 0.2
-
-
-def probes_of(*elements: tuple[int, int]) -> Probes:
-    probes = []
-    for number, (factor, layer) in enumerate(elements):
-        weights = [nn.Parameter(torch.zeros(size)) for size in (factor, layer)]
-        probes.append(Probe(number, None, *weights))  # type: ignore[arg-type]
-    return Probes(probes)
-
-
-def test_need_is_the_squared_gradient_per_element_relative_to_that_of_the_layer() -> (
+def test_a_host_with_a_too_narrow_layer_needs_more_than_one_that_is_wide_enough() -> (
     None
 ):
-    probes = probes_of((2, 4), (1, 2))
-    first = torch.tensor([1.0, 2.0, 3.0, *[1.0] * 4, *[2.0] * 2])
-    second = torch.tensor([3.0, 1.0, -1.0, *[1.0] * 4, *[2.0] * 2])
-    assert probes.need(first, second).tolist() == [5 / 2, -3 / 4]
+    def need(*widths: int) -> Tensor:
+        task = {"learning_rate": 0.1, "samples_per_epoch": 640}
+        return mean_need(
+            host_of(made(lambda: mlp(*widths)), native=True, **task),
+            epochs=3,
+            batches=10,
+        )
+
+    narrow, wide = need(2, 32), need(32, 32)
+    assert (narrow > 1.5 * wide).all()
 
 
-def test_a_layer_whose_gradients_disagree_has_the_scale_of_their_noise() -> None:
-    probes = probes_of((1, 2))
-    need = probes.need(torch.tensor([0.1, 1.0, 1.0]), torch.tensor([0.1, 1.0, -1.0]))
-    torch.testing.assert_close(need, torch.tensor([0.01 / 0.5], dtype=torch.float64))
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("layer", [0.0, float("nan"), float("inf")])
-def test_need_of_a_layer_without_a_finite_gradient_is_unknown(layer: float) -> None:
-    gradients = torch.tensor([1.0, layer])
-    assert probes_of((1, 1)).need(gradients, gradients).isnan().all()
+def halves(of: Callable[[Tensor], Tensor], samples: int = 4000) -> Tensor:
+    """The share that inputs cannot express of a wanted change, which is a function of the inputs."""
+    found = []
+    for seed in (1, 2):
+        b = draws(samples, 3, seed=seed)
+        found.append((b, of(b)))
+    return inexpressible(*found)
+
+
+def test_a_change_that_is_linear_in_the_inputs_can_be_expressed() -> None:
+    weights = draws(3, 2)
+    assert float(halves(lambda b: b @ weights)) < 0.05
+
+
+def test_chance_and_what_is_not_linear_in_the_inputs_cannot_be_expressed() -> None:
+    def chance(b: Tensor) -> Tensor:
+        return draws(len(b), 2, seed=int(1e6 * abs(b[0, 0])))
+
+    assert abs(float(halves(chance)) - 1) < 0.05
+    assert abs(float(halves(lambda b: b[:, :1] * b[:, 1:])) - 1) < 0.05
+
+
+def test_the_share_of_a_mixed_change_is_that_of_its_other_part() -> None:
+    # Variances 1 of what is linear and 3 of what is not.
+    share = float(halves(lambda b: b[:, :1] + 3**0.5 * b[:, 1:2] * b[:, 2:]))
+    assert abs(share - 0.75) < 0.05
+
+
+def test_few_samples_show_chance_as_inexpressible_on_average() -> None:
+    shares = []
+    for seed in range(0, 400, 2):
+        parts = [
+            (draws(16, 12, seed=seed + k), draws(16, 4, seed=999 + seed + k))
+            for k in range(2)
+        ]
+        shares.append(float(inexpressible(*parts)))
+    assert abs(sum(shares) / len(shares) - 1) < 0.1
+
+
+def test_dead_inputs_and_changes_of_zero_are_no_error() -> None:
+    b, v = torch.zeros(8, 3), draws(8, 2)
+    assert float(inexpressible((b, v), (b, v))) == 1.0
+    assert inexpressible((b, 0 * v), (b, 0 * v)).isnan()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(5, 3), (4, 5)),
+        (nn.Linear(5, 3), (4, 6, 5)),
+        (nn.Conv2d(2, 3, 3, stride=2, padding=1), (4, 2, 7, 6)),
+        (nn.Conv2d(2, 3, (1, 3), dilation=2, bias=False), (4, 2, 5, 6)),
+        (nn.Conv1d(2, 3, 3, padding=1), (4, 2, 6)),
+    ],
+)
+def test_rows_and_columns_are_those_of_the_gradient_of_the_weights(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    inputs = draws(*shape)
+    outputs = layer(inputs)
+    gradient = draws(*outputs.shape)
+    (wanted,) = torch.autograd.grad(outputs, [layer.weight], gradient)
+    found = columns_of(layer, gradient).T @ rows_of(layer, inputs)
+    torch.testing.assert_close(found.view_as(wanted), wanted)
+
+
+@pytest.mark.parametrize(
+    ("layer", "measured"),
+    [
+        (nn.Linear(MAX_INPUTS, 2), True),
+        (nn.Linear(MAX_INPUTS + 1, 2), False),
+        (nn.Conv2d(MAX_INPUTS // 4, 2, 2), True),
+        (nn.Conv2d(MAX_INPUTS // 4, 2, 3), False),
+        (nn.Conv2d(4, 4, 3, groups=4), False),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), False),
+        (nn.Conv3d(2, 2, 1), False),
+        (nn.ReLU(), False),
+        (None, False),
+    ],
+)
+def test_layers_that_are_measured(layer: nn.Module | None, measured: bool) -> None:
+    assert measured_layer(layer) is measured
+
+
+def test_a_slot_with_a_seed_that_does_not_act_yet_has_no_need() -> None:
+    training = host_of(with_sources(), native=True)
+    meter = NeedMeter(training)
+    train_epoch(training)
+    meter.measure()
+    plant(training, "r2c1", "widen_half", stage=S.GERMINATED)
+    meter.measure()
+    by_name = dict(
+        zip(training.site_by_name, meter.values.isfinite().tolist(), strict=True)
+    )
+    assert by_name == {"r0c0": False, "r2c0": True, "r2c1": False}
+
+
+def test_a_frozen_host_is_measured_and_stays_frozen() -> None:
+    config = {"freeze": "body"}
+    found = []
+    for native in (False, True):
+        training = host_of(with_sources(), native=native, **config)
+        found.append(measured(training))
+        learning = [p.requires_grad for p in training.host.parameters()]
+        assert sum(learning) == 2  # the head's
+    assert found[0].isfinite().sum() == 2
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("task", [text(), regression()])
+def test_hosts_of_other_kinds_are_measured_where_they_can_be_widened(
+    task: Task,
+) -> None:
+    training = host_of(
+        replace(task, build_host=lambda: widenable(task)), learning_rate=0.01
+    )
+    train_epoch(training)
+    assert measured(training).isfinite().any()
+
+
+def widenable(task: Task) -> Host:
+    host = task.build_host()
+    host.use_slots(["r2"])
+    return host

@@ -233,23 +233,16 @@ def low_rank(place: Place, rank: int) -> nn.Module:
     return _zero_at_birth(nn.Sequential(down, up), up, place)
 
 
-def last_factor(body: nn.Module) -> nn.Module:
-    """Returns the layer of a widening or LoRA whose weights are zero at birth."""
-    if isinstance(body, nn.Sequential):
-        return body[-1]
-    return body.get_submodule("project")
-
-
-def extended_weight(place: Place) -> nn.Parameter | None:
-    """Returns the weights of the host that the last factor of a seed at ``place`` extends, or changes; None if they are
-    not known."""
-    layer: Any = place.layers[-1] if place.layers else None
-    if isinstance(layer, Extensible):
-        layer = getattr(layer, "project", None)
-    if not isinstance(layer, nn.Module):
+def reader_of(place: Place) -> nn.Module | None:
+    """Returns the layer of the host that reads the units which a widening at ``place`` adds to; None if it is not
+    known, or nothing there can be widened."""
+    if not place.has_source or place.obstacle or widening_obstacle(place.layers) is not None:
         return None
-    weight = layer._parameters.get("weight")
-    return weight if isinstance(weight, nn.Parameter) else None
+    last = place.layers[-1]
+    if isinstance(last, Extensible):
+        project = getattr(last, "project", None)
+        return project if isinstance(project, nn.Module) else None
+    return last
 
 
 def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
@@ -318,8 +311,7 @@ def _obstacle_to_widening(place: Place, share: float) -> str | None:
     return None
 
 
-def low_rank_obstacle(place: Place, rank: int) -> str | None:
-    """Returns the reason why a LoRA of this ``rank`` cannot change the layer of ``place``; None if it can."""
+def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
     if place.obstacle:
         return place.obstacle
     if len(place.layers) != 1:
@@ -339,7 +331,7 @@ def register_in(registry: BlueprintRegistry) -> None:
         recipes[name] = words, partial(widened, share=share), partial(_obstacle_to_widening, share=share)
     for name, rank in RANKS.items():
         words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
-        recipes[name] = words, partial(low_rank, rank=rank), partial(low_rank_obstacle, rank=rank)
+        recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
             size = partial(_count, make)
