@@ -81,7 +81,7 @@ class AdaptedHost(Host):
         for parameter in head.parameters():
             parameter.requires_grad_(True)
         if isinstance(host, SegmentedHost):
-            host.take_up_segments()
+            host.follow_layers()
         self.host = host
         self.sites = host.sites
         self.topology = host.topology

@@ -48,7 +48,8 @@ def make(task: Task, batch: int, seeds: bool, native: bool) -> HostTraining:
     roles = [Role.INCUBATING, Role.BLENDED] if seeds else []
     sites = [site for site in training.sites if not site.place.has_source]
     for site, role in zip(sites, roles, strict=False):
-        blueprint = BLUEPRINTS.at(training.host.topology, site.place, "conv_light")
+        name = "conv_light" if training.host.topology == "cnn" else "mlp_small"
+        blueprint = BLUEPRINTS.at(training.host.topology, site.place, name)
         training.plant(site, blueprint, STYLES["LINEAR_ADD"])
         training.assign(site, role, 0.5, 1.0, True)
     if native:
@@ -97,6 +98,8 @@ def main() -> None:
     row("`digits`, 3-6 channels", lambda: digits, 64, seeds=True)
     row("`digits_table`, 64-8-10", lambda: load_task("digits_table"), 32, seeds=False)
     row("`fashion_mnist`", lambda: load_task("fashion_mnist"), 128, seeds=False)
+    for batch, seeds in ((8, False), (32, False), (8, True)):
+        row("`chars`", lambda: load_task("chars"), batch, seeds)
 
 
 if __name__ == "__main__":

@@ -112,10 +112,11 @@ STABLE_TORCH_LIBRARY(esper, m) {
     const std::string epoch =
         "(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
         "int[] gradient_of, int[] ends, Tensor x, Tensor y, Tensor? table, Tensor(c!)? staged, Tensor order, "
-        "int batch_size, int seed, int epoch, int padding, bool flip, float label_smoothing, Tensor(d!) totals, "
-        "Tensor(e!)[] rates, float[] factors, int[] warmup_steps, int[] steps_done, Tensor(f!)[] finite, "
-        "int[] with_host, Tensor(g!) sums, int cancelled, Tensor(h!) progress, Tensor(i!) coefficients, "
-        "Tensor[] owned_gradients, int[] group_sizes, float max_norm, float exploding_norm, ";
+        "int batch_size, int seed, int epoch, int padding, bool flip, int loss, int score, "
+        "Tensor? variance, float label_smoothing, Tensor(d!) totals, Tensor(e!)[] rates, float[] factors, "
+        "int[] warmup_steps, int[] steps_done, Tensor(f!)[] finite, int[] with_host, Tensor(g!) sums, "
+        "int cancelled, Tensor(h!) progress, Tensor(i!) coefficients, Tensor[] owned_gradients, int[] group_sizes, "
+        "float max_norm, float exploding_norm, ";
     m.def(("tape_epoch_sgd_" + epoch +
            "Tensor(j!)[] params, Tensor[] grads, Tensor(k!)[] momenta, int[] group_of, Tensor[] lr, "
            "float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) "
@@ -126,11 +127,11 @@ STABLE_TORCH_LIBRARY(esper, m) {
            "int[] group_of, Tensor[] lr, float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, "
            "float beta1, float beta2, float eps) -> ()")
               .c_str());
-    // Sums [K, 5] and correctness uint8 [K, N] of samples x [N, ...] for several outputs of a program.
+    // Sums [K, 5] and scores [K, N] of samples x [N, ...] for several outputs of a program.
     m.def(
         "tape_scores_(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor[] gradients, "
-        "int[] gradient_of, int[] ends, int[] outputs, Tensor x, Tensor y, Tensor(b!) sums, Tensor(c!) correct, "
-        "int batch_size) -> ()");
+        "int[] gradient_of, int[] ends, int[] outputs, Tensor x, Tensor y, int loss, int score, "
+        "Tensor? variance, float label_smoothing, Tensor(b!) sums, Tensor(c!) scores, int batch_size) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

@@ -470,33 +470,15 @@ void convolution_weight_gradient(Machine<Real>& machine, const Convolution& laye
 }
 
 template <typename Real>
-void convolution_bias_gradient(Machine<Real>& machine, const Value<Real>& out, Real* result) {
-    for (int64_t c = 0; c < out.channels; ++c) {
-        double sum = 0;
-        for (int64_t g = 0; g < machine.groups; ++g) {
-            const Real* plane = out.gradient + out.at(g, c);
-            Lanes<Real> lanes = splat(Real{});
-            for (int64_t i = 0; i < out.elements(); i += kLanes) lanes = lanes + load(plane + i);
-            sum += total(lanes);
-        }
-        result[c] = static_cast<Real>(sum);
-    }
-}
-
-template <typename Real>
 void convolution_backward(Machine<Real>& machine, const Instruction& instruction) {
     const Convolution layer(instruction);
     Value<Real>& in = machine.value(instruction.input);
     const Value<Real>& out = machine.value(instruction.output);
     if (machine.gradient(layer.weight) != nullptr) {
-        if (in.positions() == 1 && layer.taps() == 1 && !layer.depthwise) {
-            linear_weight_gradient(machine, layer.weight, in, out);
-        } else {
-            convolution_weight_gradient(machine, layer, in, out);
-        }
+        convolution_weight_gradient(machine, layer, in, out);
     }
     if (layer.bias >= 0 && machine.gradient(layer.bias) != nullptr) {
-        convolution_bias_gradient(machine, out, machine.gradient(layer.bias));
+        bias_gradient(machine, out, machine.gradient(layer.bias));
     }
     if (in.needed) convolution_input_gradient(machine, layer, in, out);
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "gelu.h"
 #include "machine.h"
 
 namespace esper::tape {
@@ -83,6 +84,9 @@ void activation_forward(Machine<Real>& machine, const Instruction& instruction) 
     const auto alpha = static_cast<Real>(instruction.constant[0]);
     for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
         const Lanes<Real> x = load(in.data + at);
+        if constexpr (sizeof(Real) == sizeof(float)) {
+            if (kind == kGelu) return store(gelu(x), out.data + at);
+        }
         store(kind == kRelu ? relu(x) : by_lane(x, [&](Real lane) { return activated(kind, lane, alpha); }),
               out.data + at);
     });
@@ -98,6 +102,9 @@ void activation_backward(Machine<Real>& machine, const Instruction& instruction)
     for_positions(machine, in, [&](int64_t at, int64_t, int64_t) {
         const Lanes<Real> gradient = load(out.gradient + at);
         if (kind == kRelu) return give(relu_gradient(load(in.data + at), gradient), in.gathered, in.gradient + at);
+        if constexpr (sizeof(Real) == sizeof(float)) {
+            if (kind == kGelu) return give(gradient * gelu_slope(load(in.data + at)), in.gathered, in.gradient + at);
+        }
         Real slopes[kLanes];
         for (int l = 0; l < kLanes; ++l) {
             slopes[l] = activation_slope(kind, in.data[at + l], out.data[at + l], alpha);

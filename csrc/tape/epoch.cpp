@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../cpu/step.h"
+#include "objective.h"
 #include "program.h"
 
 namespace esper::tape {
@@ -74,6 +75,18 @@ Program take_program(Reader& reader) {
     return program;
 }
 
+Objective take_objective(Reader& reader, bool is_double) {
+    const auto loss = reader.take<int64_t>(), score = reader.take<int64_t>();
+    const auto variance = reader.take<std::optional<StableTensor>>();
+    return Objective(loss, score, variance, reader.take<double>(), is_double);
+}
+
+// Outputs of a sample in a value.
+int64_t outputs_of(const Program& program, int64_t value) {
+    const int64_t* shape = program.shapes + 3 * value;
+    return shape[0] * shape[1] * shape[2];
+}
+
 // Samples [N, ...] of the program's first value, in any layout.
 Samples samples_of(const StableTensor& x, const Program& program) {
     const int64_t* shape = program.shapes;
@@ -101,7 +114,6 @@ class Batches {
         const bool flip = reader.take<bool>();
         check(table_.has_value() == staged_.has_value(), "tape: images in bytes need a table and room for a batch");
         const int64_t rows = x_.size(0);
-        targets_ = vector_of<int64_t>(y_.get(), aoti_torch_dtype_int64(), rows, "the targets");
         rows_ = vector_of<int64_t>(order_.get(), aoti_torch_dtype_int64(), -1, "the order");
         check(size_ > 0, "tape: a batch is empty");
         for (int64_t n = 0; n < count() * size_; ++n) {
@@ -113,22 +125,22 @@ class Batches {
             check(staged_->size(0) == size_, "tape: the room for a batch has another size");
         }
         samples_ = samples_of(table_ ? *staged_ : x_, program);
-        of_batch_.resize(static_cast<size_t>(size_));
     }
 
     int64_t count() const { return order_.numel() / size_; }
     int64_t size() const { return size_; }
-    const int64_t* targets() const { return of_batch_.data(); }
+    const StableTensor& targets() const { return y_; }
+    int64_t samples() const { return x_.size(0); }
+    // Rows of the samples of batch `number`.
+    const int64_t* rows(int64_t number) const { return rows_ + number * size_; }
 
     // Makes batch `number` the current one.
     Samples choose(int64_t number) {
-        const int64_t* rows = rows_ + number * size_;
-        for (int64_t n = 0; n < size_; ++n) of_batch_[static_cast<size_t>(n)] = targets_[rows[n]];
         if (table_) {
             images_.selection.first = number * size_;
             stage_batch::stage(images_);
         } else {
-            samples_.rows = rows;
+            samples_.rows = rows(number);
         }
         return samples_;
     }
@@ -138,11 +150,9 @@ class Batches {
     std::optional<StableTensor> table_, staged_;
     StableTensor order_;
     int64_t size_;
-    int64_t* targets_ = nullptr;
     int64_t* rows_ = nullptr;
     stage_batch::Images images_{};
     Samples samples_{};
-    std::vector<int64_t> of_batch_;
 };
 
 // Learning rates as esper.training.warmup sets them in each step: the first is that of the host, a factor times
@@ -261,7 +271,11 @@ void run_epoch(StableIValue* stack, Arguments (*read_optimizer)(StableIValue*), 
     Reader reader(stack);
     const Program program = take_program(reader);
     Batches batches(reader, program);
-    const auto smoothing = reader.take<double>();
+    const Objective objective = take_objective(reader, program.is_double);
+    for (const int64_t output : program.ends) {
+        objective.check_targets(batches.targets(), batches.samples(), outputs_of(program, output));
+    }
+    Targets targets(batches.targets(), objective.target_bytes(outputs_of(program, program.ends[0])));
     const auto totals = reader.take<StableTensor>();
     double* const sums =
         vector_of<double>(totals.get(), aoti_torch_dtype_float64(), cross_entropy::kFieldCount, "totals");
@@ -279,25 +293,23 @@ void run_epoch(StableIValue* stack, Arguments (*read_optimizer)(StableIValue*), 
     check(of_owner * static_cast<int64_t>(owners.count()) == groups, "tape: owners differ in their parameter groups");
 
     const std::unique_ptr<Runner> runner = make_runner(program, batches.size(), true, true, false);
-    std::vector<double> logits, gradient;  // room for float, too
+    std::vector<double> outputs, gradient;  // room for float, too
     for (int64_t number = 0; number < batches.count(); ++number) {
         *done = number;
         if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) return;
         rates.step();
         runner->load(batches.choose(number), batches.size());
+        const void* const wanted = targets.of(batches.rows(number), batches.size());
         for (int64_t s = 0; s < static_cast<int64_t>(program.ends.size()); ++s) {
             const int64_t output = program.ends[static_cast<size_t>(s)];
-            const int64_t* shape = program.shapes + 3 * output;
-            const int64_t classes = shape[0] * shape[1] * shape[2];
-            logits.resize(static_cast<size_t>(batches.size() * classes));
-            gradient.resize(logits.size());
+            const int64_t width = outputs_of(program, output);
+            outputs.resize(static_cast<size_t>(batches.size() * width));
+            gradient.resize(outputs.size());
             runner->forward(s);
-            runner->read(output, logits.data());
-            const cross_entropy::Rows rows{logits.data(), batches.targets(), batches.size(), classes, batches.size(), 1,
-                                           -100,          smoothing};
+            runner->read(output, outputs.data());
             const bool learns = runner->learns(s);
-            cross_entropy::measure(rows, program.is_double, s == 0 ? sums : nullptr, nullptr,
-                                   learns ? gradient.data() : nullptr);
+            objective.measure(outputs.data(), wanted, batches.size(), width, s == 0 ? sums : nullptr, nullptr,
+                              learns ? gradient.data() : nullptr);
             if (learns) runner->backward(s, gradient.data());
         }
         owners.measure();
@@ -317,29 +329,35 @@ void epoch_adamw(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // Scores of samples in several configurations, each an output of the program.
-void scores(StableIValue* stack, uint64_t, uint64_t) {
+void measure_samples(StableIValue* stack, uint64_t, uint64_t) {
     Reader reader(stack);
     const Program program = take_program(reader);
-    const auto outputs = reader.numbers<int64_t>();
+    const auto values = reader.numbers<int64_t>();
     const auto x = reader.take<StableTensor>();
     const auto y = reader.take<StableTensor>();
+    const Objective objective = take_objective(reader, program.is_double);
     const auto block = reader.take<StableTensor>();
-    const auto correct = reader.take<StableTensor>();
+    const auto scores = reader.take<StableTensor>();
     const auto size = reader.take<int64_t>();
-    const int64_t samples = x.size(0), count = static_cast<int64_t>(outputs.size());
-    auto* const targets = vector_of<int64_t>(y.get(), aoti_torch_dtype_int64(), samples, "the targets");
+    const int64_t samples = x.size(0), count = static_cast<int64_t>(values.size());
+    for (const int64_t value : values) {
+        check(value >= 0 && value < program.values, "tape: an output is no value");
+        objective.check_targets(y, samples, outputs_of(program, value));
+    }
+    check(count > 0, "tape: there is no output");
+    const Targets targets(y, objective.target_bytes(outputs_of(program, values[0])));
     auto* const sums =
         vector_of<double>(block.get(), aoti_torch_dtype_float64(), count * cross_entropy::kFieldCount, "the sums");
-    check(dtype_code(correct.get()) == aoti_torch_dtype_uint8() && correct.dim() == 2 && correct.size(0) == count &&
-              correct.size(1) == samples && correct.stride(1) == 1 && on_cpu(correct),
-          "tape: the scores must be uint8 [K, N]");
+    check(dtype_code(scores.get()) == objective.score_dtype() && scores.dim() == 2 && scores.size(0) == count &&
+              scores.size(1) == samples && scores.stride(1) == 1 && on_cpu(scores),
+          "tape: the scores must be [K, N], uint8 for classes and else float32");
     check(size > 0, "tape: a batch is empty");
-    auto* const right = static_cast<uint8_t*>(correct.mutable_data_ptr());
+    auto* const score = static_cast<char*>(scores.mutable_data_ptr());
     Samples batch = samples_of(x, program);
     const size_t bytes = program.is_double ? sizeof(double) : sizeof(float);
 
     const std::unique_ptr<Runner> runner = make_runner(program, std::min(size, samples), false, false, false);
-    std::vector<double> logits;
+    std::vector<double> outputs;
     // The call counts as one batch.
     for (int64_t k = 0; k < count; ++k) sums[k * cross_entropy::kFieldCount + cross_entropy::kBatches] += 1;
     for (int64_t first = 0; first < samples; first += size) {
@@ -348,15 +366,14 @@ void scores(StableIValue* stack, uint64_t, uint64_t) {
         batch.data = static_cast<const char*>(batch.data) + static_cast<size_t>(size * batch.strides[0]) * bytes;
         runner->forward(0);
         for (int64_t k = 0; k < count; ++k) {
-            const int64_t output = outputs[static_cast<size_t>(k)];
-            check(output >= 0 && output < program.values, "tape: an output is no value");
-            const int64_t* shape = program.shapes + 3 * output;
-            const int64_t classes = shape[0] * shape[1] * shape[2];
-            logits.resize(static_cast<size_t>(rows * classes));
-            runner->read(output, logits.data());
-            const cross_entropy::Rows problem{logits.data(), targets + first, rows, classes, rows, 1, -100, 0.0};
+            const int64_t value = values[static_cast<size_t>(k)];
+            const int64_t width = outputs_of(program, value);
+            outputs.resize(static_cast<size_t>(rows * width));
+            runner->read(value, outputs.data());
             double* row = sums + k * cross_entropy::kFieldCount;
-            cross_entropy::measure(problem, program.is_double, row, right + k * correct.stride(0) + first, nullptr);
+            const auto place = static_cast<size_t>(k * scores.stride(0) + first);
+            objective.measure(outputs.data(), targets.from(first), rows, width, row,
+                              score + place * objective.score_bytes(), nullptr);
             row[cross_entropy::kBatches] -= 1;
         }
     }
@@ -368,5 +385,5 @@ void scores(StableIValue* stack, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
     m.impl("tape_epoch_sgd_", &esper::tape::epoch_sgd);
     m.impl("tape_epoch_adamw_", &esper::tape::epoch_adamw);
-    m.impl("tape_scores_", &esper::tape::scores);
+    m.impl("tape_scores_", &esper::tape::measure_samples);
 }

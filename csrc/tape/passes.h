@@ -1,13 +1,17 @@
 // A whole pass over a tape: which layer runs when, and how samples come in and out.
 #pragma once
 
+#include "attention.h"
 #include "batch_norm.h"
 #include "convolution.h"
 #include "elementwise.h"
+#include "embedding.h"
 #include "group_norm.h"
 #include "kernels.h"
+#include "linear.h"
 #include "norm_pool.h"
 #include "pool.h"
+#include "running_mean.h"
 #include "seed.h"
 
 namespace esper::tape {
@@ -57,6 +61,18 @@ void run_forward(Machine<Real>& machine, size_t first, size_t last) {
                 break;
             case kGuard:
                 guard_forward(machine, i);
+                break;
+            case kLinear:
+                linear_forward(machine, i);
+                break;
+            case kEmbedding:
+                embedding_forward(machine, i);
+                break;
+            case kAttention:
+                Attention<Real>(machine, i).forward();
+                break;
+            case kRunningMean:
+                running_mean_forward(machine, i);
                 break;
             default:
                 pass_through_forward(machine, i);
@@ -110,6 +126,18 @@ void run_backward(Machine<Real>& machine, size_t first, size_t last) {
             case kGuard:
                 guard_backward(machine, i);
                 break;
+            case kLinear:
+                linear_backward(machine, i);
+                break;
+            case kEmbedding:
+                embedding_backward(machine, i);
+                break;
+            case kAttention:
+                Attention<Real>(machine, i).backward();
+                break;
+            case kRunningMean:
+                running_mean_backward(machine, i);
+                break;
             default:
                 pass_through_backward(machine, i);
                 break;
@@ -130,7 +158,8 @@ void prepare(Machine<Real>& machine, const Network& network) {
         if (i.other >= 0) readers[static_cast<size_t>(i.other)] += 1;
         if (!network.backward || i.layer == kDetach) continue;
         out.needed = in.needed || (i.other >= 0 && machine.value(i.other).needed);
-        const int64_t parameters = i.layer == kScale ? 1 : i.layer <= kGroupNorm ? 2 : 0;
+        const bool pair = i.layer <= kGroupNorm || i.layer == kLinear || i.layer == kEmbedding;
+        const int64_t parameters = i.layer == kScale ? 1 : pair ? 2 : 0;
         for (int64_t p = 0; p < parameters; ++p) {
             if (i.number[p] >= 0 && machine.gradient(i.number[p]) != nullptr) out.needed = true;
         }

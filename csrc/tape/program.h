@@ -69,6 +69,22 @@ class InstructionCheck {
             case kGuard:
                 require(i_.number[0] >= 0 && tensor(i_.number[0], 1).is_flag, "it has no flag");
                 break;
+            case kLinear:
+                require(is_vector(i_.input) && is_vector(i_.output), "its values have several positions");
+                require(i_.number[0] >= 0, "it has no weight");
+                parameter(i_.number[0], channels(i_.output) * channels(i_.input));
+                return parameter(i_.number[1], channels(i_.output));
+            case kEmbedding:
+                return embedding();
+            case kAttention: {
+                const int64_t inner = i_.number[0] * i_.number[1];
+                require(i_.number[0] > 0 && i_.number[1] > 0 && i_.number[2] > 0, "it has no head, width or length");
+                require(is_vector(i_.input) && is_vector(i_.output), "sequences have positions as samples");
+                return require(channels(i_.input) == 3 * inner && channels(i_.output) == inner, "it has a wrong shape");
+            }
+            case kRunningMean:
+                require(i_.number[0] > 0 && is_vector(i_.input), "sequences have a length, and positions as samples");
+                break;
             case kPassThrough:
                 require(same_shape(i_.input, i_.other), "the features and the delta differ in shape");
                 break;
@@ -83,6 +99,7 @@ class InstructionCheck {
         check(condition, "tape: instruction ", number_, " (layer ", i_.layer, "): ", what);
     }
     int64_t channels(int64_t value) const { return shapes_[3 * value]; }
+    bool is_vector(int64_t value) const { return shapes_[3 * value + 1] == 1 && shapes_[3 * value + 2] == 1; }
     bool same_positions(int64_t a, int64_t b) const {
         return shapes_[3 * a + 1] == shapes_[3 * b + 1] && shapes_[3 * a + 2] == shapes_[3 * b + 2];
     }
@@ -135,6 +152,18 @@ class InstructionCheck {
         require(n[0] >= 0, "it has no weight");
         parameter(n[0], channels(i_.output) * inputs * n[2] * n[3]);
         parameter(n[1], channels(i_.output));
+    }
+
+    void embedding() const {
+        require(channels(i_.input) == 1 && is_vector(i_.input) && is_vector(i_.output), "it has a wrong shape");
+        require(i_.number[0] >= 0 && i_.number[1] >= 0 && i_.number[2] > 0, "it has no weights or no length");
+        const int64_t width = channels(i_.output);
+        const int64_t tokens = tensor(i_.number[0], -1).elements, positions = tensor(i_.number[1], -1).elements;
+        require(tokens % width == 0 && positions % width == 0 && positions >= width * i_.number[2],
+                "its weights have a wrong size");
+        // A tied head, which comes later, writes the gradient of the tokens' weights first.
+        if (i_.number[3] == 0) parameter(i_.number[0], tokens);
+        parameter(i_.number[1], positions);
     }
 
     void pool() const {
@@ -233,6 +262,11 @@ inline Program read_program(const torch::stable::Tensor& shapes, const torch::st
         std::copy_n(row + 4, kNumbers - 4, instruction.number);
         InstructionCheck(n, instruction, program.shapes, program.values, program.tensors, learning).run();
         program.code.push_back(instruction);
+    }
+    for (const Instruction& i : program.code) {
+        const bool tied = i.layer == kEmbedding && i.number[3] != 0;
+        if (!tied || program.tensors[static_cast<size_t>(i.number[0])].gradient == nullptr) continue;
+        check(learning.count(i.number[0]) == 1, "tape: no layer shares the weights of a tied embedding");
     }
     program.ends.push_back(code.size(0));
     return program;

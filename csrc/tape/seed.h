@@ -130,9 +130,12 @@ void pass_through_backward(Machine<Real>& machine, const Instruction& instructio
     }
     const Lanes<Real> factor = splat(static_cast<Real>(scale));
     const Lanes<Real> turn = splat(static_cast<Real>(slope));
-    for_positions(machine, delta, [&](int64_t at, int64_t, int64_t) {
+    for_positions(machine, delta, [&](int64_t at, int64_t g, int64_t) {
         Lanes<Real> gradient = load(out.gradient + at);
-        if (scale != 1 || slope != 0) gradient = fma(load(delta.data + at), turn, gradient * factor);
+        if (scale != 1 || slope != 0) {
+            // A lane without a sample has no gradient, but a delta.
+            gradient = only(fma(load(delta.data + at), turn, gradient * factor), machine.count(g));
+        }
         give(gradient, delta.gathered, delta.gradient + at);
     });
     delta.gathered = true;

@@ -24,6 +24,10 @@ enum Layer : int64_t {
     kDetach,       // the same numbers, through which no gradient passes
     kGuard,        // the same numbers, or zeros once they have not been finite
     kPassThrough,  // the same numbers, whose gradient another value learns from
+    kLinear,       // of vectors
+    kEmbedding,    // of tokens and their positions; it and the next are for sequences, whose positions are samples
+    kAttention,
+    kRunningMean,  // over the positions up to each
     kLayerCount,
 };
 

@@ -133,7 +133,7 @@ class EnvView:
 
     def value(self, name: str) -> float:
         """Returns an entry of the host."""
-        return float(self.layout.read(self.observation, name))
+        return float(self.observation[self.layout.index[name]])
 
     def slot(self, slot: str, name: str) -> float:
         """Returns an entry of a slot and its seed."""
@@ -168,7 +168,9 @@ class EnvView:
 
     def stage(self, slot: str) -> SeedStage:
         # One of these entries is 1, and the others are 0.
-        return next(stage for stage in STAGES if self.slot(slot, f"stage_{stage.name.lower()}") > 0)
+        first = self.layout.index[f"{slot}/stage_{STAGES[0].name.lower()}"]
+        of_stages = self.observation[first : first + len(STAGES)]
+        return STAGES[int(of_stages.argmax())]
 
     def blueprint(self, slot: str) -> str | None:
         index = round(self.slot(slot, "blueprint"))

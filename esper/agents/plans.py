@@ -55,9 +55,11 @@ class PlansController(PerEnvController):
     def choose(self, env: int, view: EnvView) -> Ints:
         for op in (Op.FOSSILIZE, Op.ADVANCE):
             for slot in self.spec.slots:
+                if not view.legal(op, slot) or not view.slot(slot, "gate_passed"):
+                    continue
                 # What is blended now could not be kept before the end.
                 late = view.stage(slot) is SeedStage.TRAINING and view.epochs_left < self.blend
-                if view.legal(op, slot) and view.slot(slot, "gate_passed") and not late:
+                if not late:
                     return self.spec.encode(op, slot)
 
         for slot in self.spec.slots:
@@ -77,7 +79,7 @@ class PlansController(PerEnvController):
         """Returns the seed of the largest profit for each slot in which one may be planted and pays."""
         candidates = []
         for slot in self.spec.slots:
-            if slot in self.given_up[env]:
+            if slot in self.given_up[env] or not view.legal(Op.GERMINATE, slot):
                 continue
             legal = [name for name in self.spec.blueprints if view.legal(Op.GERMINATE, slot, name)]
             # Of equal profits the last name wins.

@@ -9,12 +9,14 @@ CASES = {
     "sgd": "operators",
     "stage-batch": "operators",
     "env-step": "training",
+    "grow-task": "training",
     "train-epoch": "training",
     "train-task": "training",
     "validate": "training",
+    "workers": "training",
 }
 REMOVED = {
-    "end-to-end": "train-task --task digits: its second row is a whole step of hosts that grow",
+    "end-to-end": "grow-task, a whole step of hosts that grow",
     "ppo-update": "esper run: metrics.csv has the seconds of each update",
     "telemetry-overhead": "env-step: one of its rows is the share of telemetry",
 }

@@ -1,9 +1,8 @@
-"""Baselines of the cases about training: hosts in ordinary PyTorch, as a tutorial trains them, and tuned.
+"""The baseline of the cases about training: hosts in ordinary PyTorch, in the fastest of the loops of a careful user.
 
-``plain`` is the loop of a tutorial: eager float32 NCHW, the loss and the number of correct predictions read after every
-batch. ``tuned`` is the loop of a careful user: channels_last, fused optimizers, no wait for a number; in float32 or in
-bfloat16, or in the faster of the two compiled. On a CPU, several hosts are spread over a one-thread process per core;
-on a GPU, the step of each host is a CUDA graph on its own stream.
+All have fused optimizers and never wait for a number. The layout and the precision that train a host fastest are taken,
+compiled if that is faster. On a CPU, several hosts are spread over a one-thread process per core; on a GPU, the step of
+each host is a CUDA graph on its own stream.
 
 Batches are indexed from one tensor in random order, which is faster than a DataLoader.
 """
@@ -32,9 +31,8 @@ LR = 0.05
 MOMENTUM = 0.9
 DECAY = 5e-4
 
-TRIED_STEPS = 40
-"""Max steps by which variants and numbers of threads are timed, on one host."""
-TRIED_SECONDS = 0.5
+TRIED_SECONDS = 0.4
+"""Seconds for which variants and numbers of threads are timed at a time, on one host."""
 REPEATS = 3
 """Number of times that they are timed; the best time counts."""
 WARM_UP_STEPS = 3
@@ -71,9 +69,14 @@ class Variant:
     """One way to write the training loop."""
 
     precision: torch.dtype = torch.float32
+    channels_last: bool = True
     compiled: bool = False
-    plain: bool = False
-    """Whether the loop is that of a tutorial."""
+
+    def name(self) -> str:
+        """Returns words for the table."""
+        layout = "channels_last" if self.channels_last else "contiguous"
+        how = "compiled" if self.compiled else "eager"
+        return f"{dtype_name(self.precision)} {layout}, {how}"
 
 
 class TorchHosts:
@@ -85,7 +88,7 @@ class TorchHosts:
         self.threads = 1
         self.device = work.x.device
         layout = torch.contiguous_format
-        if not variant.plain and work.x.dim() == 4:
+        if variant.channels_last and work.x.dim() == 4:
             layout = torch.channels_last
         self.x = work.x.contiguous(memory_format=layout)
         hosts = [work.build().to(self.device).train() for _ in range(work.hosts)]
@@ -93,7 +96,7 @@ class TorchHosts:
         self.forward = self.hosts
         if variant.compiled:
             self.forward = [torch.compile(host) for host in self.hosts]
-        captured = self.device.type == "cuda" and not variant.plain
+        captured = self.device.type == "cuda"
         self.optimizers = [self._optimizer(host, captured) for host in self.hosts]
         self.graphs: list[StepGraph] = []
         if captured:
@@ -101,10 +104,9 @@ class TorchHosts:
                 self.graphs.append(StepGraph(partial(self.step, number), work))
 
     def _optimizer(self, host: nn.Module, captured: bool) -> torch.optim.Optimizer:
-        fused = not self.variant.plain
         if self.work.optimizer == "adamw":
-            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=fused, capturable=captured)
-        return torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=fused)
+            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=True, capturable=captured)
+        return torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
 
     def epoch(self) -> list[float]:
         """Trains every host once on all full batches; returns their mean losses."""
@@ -141,9 +143,6 @@ class TorchHosts:
             loss = F.cross_entropy(logits, y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if self.variant.plain:
-            loss.item()
-            (logits.argmax(dim=1) == y).sum().item()
         return loss.detach()
 
 
@@ -188,23 +187,19 @@ def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor
     return [graph.total / steps for graph in graphs]
 
 
-def plain(work: Workload) -> tuple[str, Epoch]:
-    """Returns the name of the loop of a tutorial, with its best number of threads, and an epoch of it."""
-    hosts = TorchHosts(work, Variant(plain=True))
-    return f"plain eager PyTorch, float32 NCHW, {choose_threads(hosts)}", hosts.epoch
-
-
 @contextmanager
 def tuned(work: Workload, compiles: bool = True) -> Iterator[tuple[str, Epoch]]:
     """Yields the name of the loop of a careful user, and an epoch of it.
 
     ``compiles`` is whether a compiled variant is tried, which takes half a minute or more.
     """
-    best = fastest(work, [Variant(precision) for precision in work.precisions])
+    layouts = [True]
+    if work.x.dim() == 4:
+        layouts = [True, False]
+    best = fastest(work, [Variant(precision, layout) for precision in work.precisions for layout in layouts])
     if compiles:
         best = fastest(work, [best, replace(best, compiled=True)])
-    how = "compiled" if best.compiled else "eager"
-    name = f"tuned PyTorch: {dtype_name(best.precision)} channels_last, {how}"
+    name = f"tuned PyTorch: {best.name()}"
     parts = shares(work.hosts, usable_cores())
     if work.x.device.type == "cuda" or len(parts) == 1:
         hosts = TorchHosts(work, best)
@@ -241,11 +236,11 @@ def choose_threads(hosts: TorchHosts) -> str:
 
 
 def step_seconds(hosts: TorchHosts) -> float:
-    """Returns the seconds of a few steps of the first host, the best of a few times; the first time warms up."""
-    steps = min(TRIED_STEPS, hosts.work.steps)
-    run = partial(_wait_for, hosts, steps)
-    run()
-    return min(timeit.repeat(run, number=1, repeat=REPEATS))
+    """Returns the seconds of a step of the first host, the best of a few times."""
+    _wait_for(hosts, 1)  # compiles
+    alone = timeit.timeit(partial(_wait_for, hosts, 2), number=1) / 2
+    steps = max(1, min(int(TRIED_SECONDS / alone), hosts.work.steps))
+    return min(timeit.repeat(partial(_wait_for, hosts, steps), number=1, repeat=REPEATS)) / steps
 
 
 def _wait_for(hosts: TorchHosts, steps: int) -> float:

@@ -45,9 +45,9 @@ class BenchArgs:
     sweep: bool = False  # all sizes of a case that has more than its defaults
     quick: bool = False  # only enough work per turn to show that a case runs; bars do not apply then
     rounds: int = 15  # max turns of each side
-    task: str = "digits"  # of train-task
-    optimizer: Optimizer | None = None  # of train-task; None: the task's
-    precision: Precision | None = None  # of train-task; None: the task's, and the faster one for the baseline
+    task: str = "digits"  # of train-task, grow-task and workers
+    optimizer: Optimizer | None = None  # of the same; None: the task's
+    precision: Precision | None = None  # of the same; None: the task's, and the faster one for the baseline
     seconds: float = 60.0  # a comparison stops after this time, once each side has had the min number of turns
 
 

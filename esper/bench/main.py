@@ -16,6 +16,7 @@ from esper.config.task import Optimizer, Precision
 WIDE = 200
 
 SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. Can be repeated."
+TASK_HELP = "Of train-task, grow-task and workers: a task, or path.py:function."
 SECONDS_HELP = "Stop a comparison after this time, once each side has had three turns."
 DEVICE = click.Choice(["auto", "cpu", "cuda"])
 FILE = click.Path(path_type=Path)
@@ -35,9 +36,9 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.argument("cases", nargs=-1, callback=_known)
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
-@click.option("--task", default="digits", show_default=True, help="train-task: a task, or path.py:function.")
-@click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="train-task: instead of the task's own.")
-@click.option("--precision", type=click.Choice(get_args(Precision)), help="train-task: of both sides.")
+@click.option("--task", default="digits", show_default=True, help=TASK_HELP)
+@click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="Of the same: instead of the task's own.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), help="Of the same: of both sides.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
 @click.option("--device", type=DEVICE, default="auto", help="auto: all available devices.")
 @click.option("--threads", default=1, type=click.IntRange(min=1), help="Per operator; bars are defined for one.")
@@ -59,7 +60,7 @@ def main(
     """Measure CASES against their baselines, taking alternate turns in this process.
 
     The cases are adamw, cross-entropy, grad-stats, norm-relu-pool, sgd and stage-batch (operators), and env-step,
-    train-epoch, train-task and validate (hosts); all of them take about 20 minutes on two cores.
+    grow-task, train-epoch, train-task, validate and workers (hosts); all of them take about 20 minutes on two cores.
 
     A ratio above 1 means that Esper is better; a bar is the ratio that it has to reach.
     """

@@ -33,6 +33,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.files.system_info import describe_environment
 from esper.run.rollout import one_thread
 from esper.telemetry.text import trained_once
@@ -126,8 +127,20 @@ def play_held_out(
     baselines: dict[Any, Baseline] = {}  # measured once for all arms
     arms: dict[str, ArmRunner] = {}
     with ExitStack() as stack:  # closes the arms before one that cannot be made
+        shared: SlotVectorEnv | None = None
+        if experience is not None:
+            shared = stack.enter_context(closing(maker.make(n_envs=n_envs)))
         for name, controller in controllers.items():
-            arm = GrowingRunner(maker, controller, n_envs, run_seed, baselines, experience, count_flops=False)
+            arm = GrowingRunner(
+                maker,
+                controller,
+                n_envs,
+                run_seed,
+                baselines,
+                experience,
+                count_flops=False,
+                env=shared,
+            )
             arms[name] = stack.enter_context(closing(arm))
             if arm.env.baseline is None:
                 arm.env.configure(baseline=baseline)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from esper.config.resolved import HostTrainingConfig
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.ramps import BlendStyle
@@ -22,6 +24,7 @@ from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.training_backend import EnvHost, TrainingBackend
 from esper.hosts.example import counting
+from esper.hosts.widen import shapes_of
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch
@@ -36,6 +39,8 @@ class Occupant:
     style: BlendStyle
     incubating: bool = False
     learning: bool = True
+    leading: int | None = None
+    """See ``Seed``."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class EpochKind:
     """Occupant of each site; None for an empty site."""
     configurations: tuple[Configuration, ...]
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
+    shapes: tuple[tuple[str, torch.Size], ...] = ()
+    """Shapes of the host's tensors, by name, if its layers have grown."""
 
     @classmethod
     def of(cls, host: EnvHost) -> EpochKind:
@@ -53,7 +60,14 @@ class EpochKind:
         # Alphas are normalised site by site, that is, by column.
         columns = zip(*host.counterfactual.configurations, strict=True)
         configurations = zip(*map(_branching, columns), strict=True)
-        return cls(tuple(map(_occupant, host.training.sites)), tuple(configurations))
+        shapes: tuple[tuple[str, torch.Size], ...] = ()
+        if host.training.grown:
+            shapes = tuple(shapes_of(host.training.host).items())
+        return cls(
+            tuple(map(_occupant, host.training.sites)),
+            tuple(configurations),
+            shapes,
+        )
 
     @classmethod
     def alone(cls, sites: int) -> EpochKind:
@@ -77,7 +91,13 @@ def _occupant(site: Site) -> Occupant | None:
     if seed is None or site.role is Role.ABSENT:
         return None
     learning = site.incubating or site.learning
-    return Occupant(seed.blueprint.name, seed.style, site.incubating, learning)
+    return Occupant(
+        seed.blueprint.name,
+        seed.style,
+        site.incubating,
+        learning,
+        seed.module.leading,
+    )
 
 
 def _branching(alphas: Sequence[float]) -> list[float]:
@@ -131,11 +151,12 @@ class ComputeMeter:
         (metrics,) = make_metrics(1, self.task.device)
         stand_in = HostTraining(0, self.task, self.config, metrics)
         stand_in.reset(0, 0)
+        stand_in.take_shapes(dict(kind.shapes))
         for site, occupant in zip(stand_in.sites, kind.occupants, strict=True):
             if occupant is None:
                 continue
             blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
-            stand_in.plant(site, blueprint, occupant.style)
+            stand_in.plant(site, blueprint, occupant.style, occupant.leading)
             role = Role.INCUBATING if occupant.incubating else Role.BLENDED
             stand_in.assign(site, role, 0.5, 1.0, learning=occupant.learning)
         return stand_in

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from esper.compare.compute import ComputeMeter, EpochKind, episodes, watch
@@ -27,6 +28,7 @@ from esper.files.grown_host import assemble
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
+from esper.hosts.widen import redraw
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.rng import seeded
@@ -150,10 +152,18 @@ class StaticRunner(ControlRunner):
     kind = "static"
 
     def make(self, grown: HostResult) -> Control:
-        return self.built_in(grown.kept)
+        return self.built_in(grown.kept, grown.shapes)
 
-    def built_in(self, kept: Mapping[str, KeptSeed]) -> Control:
-        """Returns the control whose host has seeds like those of ``kept``, by slot."""
+    def built_in(
+        self,
+        kept: Mapping[str, KeptSeed],
+        shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> Control:
+        """Returns the control whose host has seeds like those of ``kept``, by slot.
+
+        Layers of other ``shapes``, by the names of their tensors, start from fresh weights, as those of a host that was
+        made with them.
+        """
         task = self.task
         slots = self.config.env.slots
         names = {slot: seed.blueprint for slot, seed in kept.items()}
@@ -162,6 +172,8 @@ class StaticRunner(ControlRunner):
         def build() -> Host:
             host = task.new_host(slots)
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
+            redraw(host, shapes)
+            host.follow_layers(sample)
             places = {place.name: place for place in host.sites}
             blueprints = {}
             for slot, name in names.items():

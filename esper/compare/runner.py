@@ -21,9 +21,12 @@ from esper.core.action import STYLES
 from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
+from esper.env.training_backend import TrainingBackend
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
+from esper.hosts.widen import shapes_of
 from esper.run.interrupt import interrupts_wait
 from esper.run.rollout import one_thread, play_round
 from esper.telemetry.event import ArmPlayed, ScoreDefined
@@ -69,7 +72,9 @@ class HostResult:
     rollbacks: float
     fossils: float
     kept: Mapping[str, KeptSeed] = field(default_factory=dict)
-    """The seed kept in each slot; empty if hosts are simulated or nothing was grown."""
+    """The seed kept in each slot, beside the host's layers; empty if hosts are simulated or nothing was grown."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of the host's tensors, by name, if seeds were merged into its layers."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further information, ready for JSON."""
 
@@ -127,6 +132,8 @@ class GrowingRunner(ArmRunner):
         baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
         experience: the experience that the env starts with; None: that of the controller, if it has any.
         count_flops: whether floating-point operations are counted; those of simulated hosts never are.
+        env: the env to play in, which its owner closes; arms may take turns in one if all start with the same
+            experience. None: one of its own, with ``n_envs`` hosts.
     """
 
     def __init__(
@@ -138,19 +145,21 @@ class GrowingRunner(ArmRunner):
         baselines: dict[Any, Baseline],
         experience: Mapping[str, Any] | None = None,
         count_flops: bool = True,
+        env: SlotVectorEnv | None = None,
     ) -> None:
         self.alone = ControllerSpec.of(controller).alone
         self.run_seed = run_seed
         self.baselines = baselines
         self.ranks = maker.ranks
-        self.env = maker.make(n_envs=n_envs)
+        self._owns_env = env is None
+        self.env = env or maker.make(n_envs=n_envs)
         self.env.configure(learns=False)  # no round depends on another one
         try:
             if experience is not None:
                 self.env.gatherer.give(experience)
             self.controller = controller_for(controller, maker.config, self.env, run_seed)
         except BaseException:
-            self.env.close()
+            self.close()
             raise
         self.facts: dict[str, Any] = {}
         """Facts about each host."""
@@ -190,6 +199,9 @@ class GrowingRunner(ArmRunner):
         flops = [math.nan] * env.num_envs  # not counted
         if self.meter is not None:
             flops = [self.meter.flops(episode) for episode in env.backend.map_hosts(episodes)]
+        layers = env.backend.map_hosts(grown_layers)
+        if not layers:  # hosts are simulated
+            layers = [GrownLayers()] * env.num_envs
         return [
             HostResult(
                 accuracy=float(accuracy[i]),
@@ -200,7 +212,8 @@ class GrowingRunner(ArmRunner):
                 epochs=float(played.epochs[i]),
                 rollbacks=float(played.rollbacks[i]),
                 fossils=float(played.fossils[i]),
-                kept=kept_seeds(env, i) if isinstance(env, GrowthVectorEnv) else {},
+                kept=kept_seeds(env, i, layers[i]),
+                shapes=layers[i].shapes,
                 facts={
                     "validation_accuracy": float(played.committed[i]),
                     "return": float(played.returns[i]),
@@ -211,11 +224,42 @@ class GrowingRunner(ArmRunner):
         ]
 
     def close(self) -> None:
-        self.env.close()
+        if self._owns_env:
+            self.env.close()
 
 
-def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
-    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
+@dataclass(frozen=True)
+class GrownLayers:
+    """The changes of a host by merges."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of its tensors, by name; empty if nothing was merged."""
+    leading: Mapping[str, int] = field(default_factory=dict)
+    """Number of channels to which the seeds in grown layers keep, by slot."""
+
+
+def grown_layers(hosts: TrainingBackend) -> list[GrownLayers]:
+    """Returns what merges have changed in each host."""
+    layers = []
+    for host in hosts.hosts:
+        training = host.training
+        shapes = shapes_of(training.host) if training.grown else {}
+        leading = {}
+        for name, seed in training.fossils().items():
+            if seed.module.leading is not None:
+                leading[name] = seed.module.leading
+        layers.append(GrownLayers(shapes, leading))
+    return layers
+
+
+def kept_seeds(
+    env: SlotVectorEnv,
+    i: int,
+    layers: GrownLayers,
+) -> dict[str, KeptSeed]:
+    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots; {} if simulated."""
+    if not isinstance(env, GrowthVectorEnv):
+        return {}
     slots = env.state.slots
     spec = env.action_spec
     kept = {}
@@ -224,6 +268,7 @@ def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
             spec.blueprints[slots.blueprint[i, s]],
             STYLES[slots.style[i, s]],
             float(slots.alpha[i, s]),
+            layers.leading.get(spec.slots[s]),
         )
     return kept
 

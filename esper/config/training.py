@@ -112,7 +112,7 @@ class EnvConfig(Section):
     max_seeds: Count = 3
     """Max living seeds (GERMINATED to HOLDING) in one host."""
     max_fossils: Count | None = None
-    """Max fossils in one host; None: one per slot."""
+    """Max fossils in one host, those that were merged included; None: one per slot, and any number that are merged."""
     parameter_budget: Positive = 10.0
     """Max parameters that seeds may add, as a multiple of the host's."""
     flop_budget: Positive | None = None
@@ -139,6 +139,9 @@ class EnvConfig(Section):
     decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
     would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
     others. None: the task's default, false for custom tasks."""
+    merge: bool = False
+    """Merge seeds that have been kept for an epoch into the layers of their host, if they can become a part of them, as
+    widenings can. Their slots are free again, so that a layer may grow several times."""
     baseline_episodes: Count = 8
     """Number of hosts without seeds whose mean curve is the no-growth baseline."""
     min_prune_age: Count | None = None
@@ -159,7 +162,7 @@ class EnvConfig(Section):
     need_every: Annotated[int, Field(ge=0, strict=True)] = 0
     """Epochs between measurements of the need of vacant slots: how much of the loss the layer there cannot lower by its
     own weights (``esper.training.need``). 0: never, since on the tiny hosts of `digits` a measurement takes as long as
-    1.5 epochs of training; it is about one batch on larger ones. The controller `need` requires it."""
+    1.5 epochs of training; it is about one batch on larger ones."""
     gates: GateConfig = GateConfig()
 
 

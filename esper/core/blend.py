@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
+from torch.nn import functional
 
 from esper.core.place import SPATIAL
 from esper.core.ramps import BlendOperator
@@ -83,6 +84,9 @@ class Seed(nn.Module):
     dimensions of ``h`` in the order of that layout; (): ``h`` has it.
     """
 
+    leading: int | None = None
+    """Number of first channels that it reads and adds to, where its layer has grown since; None: all channels."""
+
     def __init__(
         self,
         body: nn.Module,
@@ -94,6 +98,7 @@ class Seed(nn.Module):
         super().__init__()
         self.body = body
         self.operator = operator
+        self.channels = channels
         self.topology = topology
         self.order = order
         self.back = inverse(order)
@@ -110,9 +115,23 @@ class Seed(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         if not self.order:
-            return self._in_order(h)
-        delta = self._in_order(h.permute(self.order))
+            return self._of_leading(h)
+        delta = self._of_leading(h.permute(self.order))
         return delta.permute(self.back)
+
+    def keep_channels(self) -> None:
+        """Keeps to the channels that there are, which stay the first ones when its layer grows."""
+        self.leading = self.channels
+
+    def _of_leading(self, h: Tensor) -> Tensor:
+        if self.leading is None:
+            return self._in_order(h)
+        spatial = SPATIAL.get(self.topology, 0)
+        dim = -1 - spatial  # of the channels
+        delta = self._in_order(h.narrow(dim, 0, self.leading))
+        others = h.shape[dim] - self.leading
+        no_positions = [0, 0] * spatial
+        return functional.pad(delta, (*no_positions, 0, others))
 
     def _in_order(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)

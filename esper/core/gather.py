@@ -35,7 +35,7 @@ class Gatherer:
             ends. Worlds end in turn, so that some are young and others old at any time.
     """
 
-    ARRAYS = ("seen", "scale", "episodes", "trials", "contributions")
+    ARRAYS = ("seen", "scale", "episodes", "trials", "contributions", "merged")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class Gatherer:
         """The last trial of each seed in the running episode, pp [E, S, B]; NaN if none."""
         self.contributions = np.full(shape, np.nan)
         """The last contribution, likewise."""
+        self.merged = np.zeros(shape)
+        """Number of such seeds that became a part of the host's layers in the running episode, [E, S, B]."""
         self.learns = True
         """Whether episodes are added, and worths to act on are drawn from the posterior (Thompson sampling). If not, as
         in evaluation, they are its mean."""
@@ -89,6 +91,7 @@ class Gatherer:
                 self.experiences[world].clear()
         self.trials[starting] = np.nan
         self.contributions[starting] = np.nan
+        self.merged[starting] = 0
         for env in np.flatnonzero(starting).tolist():
             experience = self.experiences[self.world[env]]
             worths = experience.worths
@@ -102,6 +105,11 @@ class Gatherer:
             if self.learns:
                 shown = worths.draw(normals(env, int(episodes[env])))
             seen[..., WORTH] = shown
+
+    def merge(self, merged: Bools, blueprint: Ints) -> None:
+        """Counts seeds that became a part of their hosts: ``merged`` bool [E, S], of these blueprints [E, S]."""
+        env, slot = np.nonzero(merged)
+        self.merged[env, slot, blueprint[env, slot]] += 1
 
     def watch(self, slots: Slots) -> None:
         """Remembers the last measurements of the seeds in ``slots``; contributions while alpha stands still only."""
@@ -125,9 +133,9 @@ class Gatherer:
             return
         unkept = (slots.alpha_on > 0) & ~slots.fossil
         gains = np.where(unkept.any(axis=1, keepdims=True), np.nan, gains)
-        kept = np.zeros(self.trials.shape, dtype=np.bool_)
+        kept = self.merged.copy()
         env, slot = np.nonzero(slots.fossil)
-        kept[env, slot, slots.blueprint[env, slot]] = True
+        kept[env, slot, slots.blueprint[env, slot]] += 1
         for world, experience in enumerate(self.experiences):
             rows = ended & (self.world == world)
             experience.add(
@@ -165,7 +173,8 @@ class Gatherer:
         for experience, saved in zip(self.experiences, state["experiences"], strict=True):
             experience.load_state_dict(saved)
         for name in self.ARRAYS:
-            getattr(self, name)[:] = state["arrays"][name].numpy()
+            if name in state["arrays"]:  # earlier versions had no merged seeds
+                getattr(self, name)[:] = state["arrays"][name].numpy()
 
 
 def _remember(last: Floats, measured: Floats, slots: Slots) -> None:

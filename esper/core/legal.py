@@ -51,12 +51,9 @@ def _has_room(slots: Slots, config: EnvConfig) -> Bools:
     Living seeds also count against ``max_fossils``: a seed that could never be kept is not planted.
     """
     living = slots.living.sum(axis=1)
-    seeds = living + slots.fossil.sum(axis=1)
-    max_fossils = config.max_fossils
-    if max_fossils is None:
-        max_fossils = slots.stage.shape[1]
-
-    room = (living < config.max_seeds) & (seeds < max_fossils)
+    room = living < config.max_seeds
+    if config.max_fossils is not None:
+        room &= living + slots.kept < config.max_fossils
     if config.one_incubating:
         room &= ~IS_BUSY[slots.stage].any(axis=1)
     return np.asarray(room)

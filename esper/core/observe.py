@@ -60,7 +60,7 @@ def _base(
     config = rules.config
     horizon = rules.horizon
     choices = rules.choices
-    added_flops = choices.flops_of(slots).sum(axis=1)
+    added_flops = rules.added_flops(slots)
     # Fractions, and logarithms of what has no bound.
     values = {
         "epoch": state.epoch / horizon,
@@ -75,7 +75,7 @@ def _base(
         "last_op_succeeded": state.succeeded,
         "rolled_back": state.rolled_back,
         "host_parameters": np.log1p(choices.host_parameters) / 10,
-        "added_parameters": slots.parameters.sum(axis=1) / rules.budget,
+        "added_parameters": slots.added_parameters / rules.budget,
         "fossil_parameters": seen.fossil_parameters / rules.budget,
         "host_flops": np.log1p(choices.host_flops) / 20,
         "added_flops": np.log1p(choices.in_hosts(added_flops)),
@@ -110,7 +110,7 @@ def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
     steady = slots.steady
     direction = np.copysign(1.0, slots.alpha_target - slots.alpha_start)
     progress = slots.alpha_done / np.maximum(slots.alpha_steps, 1)
-    flops = rules.choices.flops_of(slots)
+    flops = rules.present.flops_of(slots)
     values = {
         "gradient_norm": symlog(slots.gradient_norm),
         "gradient_ratio": symlog(slots.gradient_ratio),
@@ -134,7 +134,7 @@ def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
 
 def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
     """Returns the entries of each (slot, blueprint), [E, S, B] or broadcast to that."""
-    choices = rules.choices
+    choices = rules.present
     # In typical worths of the env's experience.
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
     share = rules.share(choices.parameters, choices.flops)

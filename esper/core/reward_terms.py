@@ -63,6 +63,8 @@ class RewardState:
     stage: Ints
     epochs_in_stage: Ints
     """Stages of the slots and epochs spent in them, [E, S]."""
+    merges: Count = 0
+    """Number of seeds that have become a part of the host's layers."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +123,28 @@ def stage_potential(
     # The way to the next stage's potential, of which epochs in this stage cover a part.
     dwelt = np.minimum(state.epochs_in_stage / dwell, 1.0)
     risen = config.stage_climb * climb[state.stage] * dwelt
+    # A merged seed counts as the fossil that it was.
     total = np.zeros(np.shape(state.accuracy))
+    total = total + potential[SeedStage.FOSSILIZED] * np.asarray(state.merges)
     for slot in range(state.stage.shape[-1]):  # one by one: the order is part of the result
         total = total + potential[state.stage[..., slot]] + risen[..., slot]
-    return total
+    return np.asarray(total)
 
 
 def contribution_potential(state: RewardState, *_: Any) -> Value:
-    """Accuracy with everything on minus accuracy with every seed off, pp."""
-    return state.accuracy - state.all_off
+    """Accuracy with everything on minus accuracy with every seed off, pp; minus the no-growth baseline once seeds have
+    been merged, which nothing switches off."""
+    merged = np.asarray(state.merges) > 0
+    without = np.where(merged, state.baseline, state.all_off)
+    return state.accuracy - without
 
 
 def loss_contribution_potential(state: RewardState, *_: Any) -> Value:
-    """Loss with every seed off minus loss with everything on; positive if seeds help."""
-    return state.all_off_loss - state.loss
+    """Loss with every seed off minus loss with everything on; positive if seeds help. The no-growth loss minus that
+    once seeds have been merged."""
+    merged = np.asarray(state.merges) > 0
+    without = np.where(merged, state.baseline_loss, state.all_off_loss)
+    return without - state.loss
 
 
 def action_cost(t: Transition, config: RewardConfig) -> Floats:

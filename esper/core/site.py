@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from weakref import WeakKeyDictionary
 
@@ -33,13 +33,28 @@ class GerminationFailed(RuntimeError):
     """Raised if a blueprint does not fit a site; the site is unchanged."""
 
 
-def seed_of(blueprint: Blueprint, operator: BlendOperator, place: Place) -> Seed:
-    """Makes a seed for ``place``."""
+def seed_of(
+    blueprint: Blueprint,
+    operator: BlendOperator,
+    place: Place,
+    leading: int | None = None,
+) -> Seed:
+    """Makes a seed for ``place``, or for the ``leading`` first channels of it."""
     order = place.order
     if blueprint.only_added:
         operator = BlendOperator.ADD
         order = ()
-    return Seed(blueprint.body(place), operator, place.channels, blueprint.topology, order)
+    if leading is not None:
+        place = replace(place, channels=leading)
+    seed = Seed(
+        blueprint.body(place),
+        operator,
+        place.channels,
+        blueprint.topology,
+        order,
+    )
+    seed.leading = leading
+    return seed
 
 
 @dataclass(eq=False)
@@ -51,16 +66,23 @@ class PlantedSeed:
     style: BlendStyle
     finite: Tensor
     """False once the seed had a non-finite value, a bool scalar on the device."""
+    stays: str = ""
+    """The reason why it cannot become a part of the layers at its place; empty if it was not tried."""
 
 
 class Site:
     """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self.move(place)
         self.name = place.name
         self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
         self.remove()
+
+    def move(self, place: Place) -> None:
+        """Takes the place that the site has in the host as it is now."""
+        self.place = place
+        self._sizes: dict[Blueprint, int] = {}
 
     def remove(self) -> None:
         """Empties the site."""
@@ -124,8 +146,11 @@ class Site:
         style: BlendStyle,
         probe: Features,
         prepare: Callable[[Seed], Seed] = lambda seed: seed,
+        leading: int | None = None,
     ) -> PlantedSeed:
         """Builds a seed, tries it on ``probe`` (a pass at this site), and plants ``prepare(seed)``.
+
+        ``leading`` is that of :func:`seed_of`.
 
         Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameter that trains or another
         total number of parameters than it says, changes the shape or gives non-finite values. The site is then
@@ -133,9 +158,9 @@ class Site:
         """
         where = f"{blueprint.name} in {self.name}"
         try:
-            seed = seed_of(blueprint, style.operator, self.place)
+            seed = seed_of(blueprint, style.operator, self.place, leading)
             size = sum(p.numel() for p in seed.body.parameters())
-            said = blueprint.size(self.place)
+            said = size if leading is not None else self._size(blueprint)
             seed.to(probe.h.device, torch.promote_types(probe.h.dtype, torch.float32))
             with torch.no_grad():
                 seed.eval()
@@ -164,6 +189,12 @@ class Site:
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)
         return self.planted
+
+    def _size(self, blueprint: Blueprint) -> int:
+        """Returns the number of parameters that ``blueprint`` says here, which may take as long as making a seed."""
+        if blueprint not in self._sizes:
+            self._sizes[blueprint] = blueprint.size(self.place)
+        return self._sizes[blueprint]
 
 
 def guard_group_norm(module: nn.Module) -> None:

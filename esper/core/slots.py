@@ -128,6 +128,18 @@ class Slots(Arrays):
     gate_score: Floats = field(metadata=FLOAT)
     """Fraction of the next gate's checks that hold; 0 without a gate."""
     gate_passed: Bools = field(metadata=FLAG)
+    merges: Ints = field(metadata=INT)
+    """Number of seeds of the slot that have become a part of their host's layers in this episode."""
+    last_merge: Ints = field(metadata={**INT, "empty": -1})
+    """Epoch of the last merge, -1 before it."""
+    merged_parameters: Ints = field(metadata=INT)
+    """Number of parameters that the host has gained by these merges."""
+    merged_flops: Floats = field(metadata=FLOAT)
+    """Operations of a forward pass, a sample, that it has gained."""
+
+    def empty(self, where: Bools) -> None:
+        """Empties the slots of ``where``; what they have grown before stays."""
+        self.clear(where, keep=GROWN)
 
     @property
     def steady(self) -> Bools:
@@ -152,9 +164,20 @@ class Slots(Arrays):
         return np.asarray(self.stage == SeedStage.FOSSILIZED)
 
     @property
+    def kept(self) -> Ints:
+        """Number of seeds that each host has kept, beside its layers or in them, [E]."""
+        return np.asarray((self.fossil + self.merges).sum(axis=1))
+
+    @property
+    def added_parameters(self) -> Ints:
+        """Number of parameters of all seeds of a host, merged ones included, [E]."""
+        return np.asarray((self.parameters + self.merged_parameters).sum(axis=1))
+
+    @property
     def fossil_parameters(self) -> Ints:
-        """Number of parameters of all fossils of a host, [E]."""
-        return np.asarray(np.where(self.fossil, self.parameters, 0).sum(axis=1))
+        """Number of parameters of all fossils of a host, merged ones included, [E]."""
+        of_fossils = np.where(self.fossil, self.parameters, 0)
+        return np.asarray((of_fossils + self.merged_parameters).sum(axis=1))
 
     @property
     def learning(self) -> Bools:
@@ -166,6 +189,9 @@ class Slots(Arrays):
         """Alpha of seeds in the forward pass, 0 for other slots."""
         return np.where(IS_ON[self.stage], self.alpha, 0.0)
 
+
+GROWN = ("merges", "last_merge", "merged_parameters", "merged_flops")
+"""Fields of Slots that tell what a slot has grown in its host; they stay when its seed goes."""
 
 MEASUREMENTS = (
     "trial",

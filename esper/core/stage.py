@@ -28,7 +28,7 @@ TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = {
     S.TRAINING: frozenset({S.BLENDING, S.PRUNED}),
     S.BLENDING: frozenset({S.HOLDING, S.PRUNED}),
     S.HOLDING: frozenset({S.FOSSILIZED, S.BLENDING, S.PRUNED}),
-    S.FOSSILIZED: frozenset(),
+    S.FOSSILIZED: frozenset({S.DORMANT}),
     S.PRUNED: frozenset({S.EMBARGOED}),
     S.EMBARGOED: frozenset({S.RESETTING}),
     S.RESETTING: frozenset({S.DORMANT}),

@@ -5,7 +5,7 @@ E envs, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -115,7 +115,10 @@ class EnvState(Arrays):
 
 @dataclass(frozen=True)
 class Choices:
-    """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints."""
+    """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints.
+
+    Of several hosts that have grown since, those of seeds are [E, S, B].
+    """
 
     host_parameters: int
     host_flops: float
@@ -136,8 +139,21 @@ class Choices:
 
     def flops_of(self, slots: Slots) -> Floats:
         """Returns the operations of each seed in ``slots``, [E, S]; 0 for an empty slot."""
-        of_seed = self.flops[np.arange(len(self.flops)), slots.blueprint]
+        envs, places = slots.stage.shape
+        of_envs = np.broadcast_to(self.flops, (envs, *self.flops.shape[-2:]))
+        env = np.arange(envs)[:, None]
+        slot = np.arange(places)
+        of_seed = of_envs[env, slot, slots.blueprint]
         return np.where(slots.occupied, of_seed, 0.0)
+
+    def of_envs(self, envs: int) -> Choices:
+        """Returns the same with sizes and costs that may differ between envs, [E, S, B]."""
+        shape = (envs, *self.parameters.shape)
+        return replace(
+            self,
+            parameters=np.broadcast_to(self.parameters, shape).copy(),
+            flops=np.broadcast_to(self.flops, shape).copy(),
+        )
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,14 @@ class EpisodeRules:
     baseline: Baseline
     horizon: int
     choices: Choices
+    """Those of a new host."""
+    offers: Choices | None = None
+    """Those of seeds in the hosts of all envs as they are now; None: hosts stay as they were."""
+
+    @property
+    def present(self) -> Choices:
+        """The sizes and costs of seeds in the hosts as they are."""
+        return self.offers or self.choices
 
     @property
     def budget(self) -> float:
@@ -156,15 +180,21 @@ class EpisodeRules:
 
     def affordable(self, slots: Slots) -> Bools:
         """Returns the blueprints that fit in each slot and within what is left of the budgets, [E, S, B]."""
-        choices = self.choices
+        choices = self.present
         fits = choices.parameters > 0
-        left = self.budget - slots.parameters.sum(axis=1)
+        left = self.budget - slots.added_parameters
         within = fits & (choices.parameters <= left[:, None, None])
         if self.config.env.flop_budget is not None:
             flop_budget = self.config.env.flop_budget * choices.host_flops
-            flops_left = flop_budget - choices.flops_of(slots).sum(axis=1)
+            flops_left = flop_budget - self.added_flops(slots)
             within &= choices.flops <= flops_left[:, None, None]
         return np.asarray(within)
+
+    def added_flops(self, slots: Slots) -> Floats:
+        """Returns the operations of all seeds of a host, merged ones included, [E]."""
+        of_seeds = self.present.flops_of(slots)
+        of_slots = of_seeds + slots.merged_flops
+        return np.asarray(of_slots.sum(axis=1))
 
     def share(self, parameters: Floats | Ints, flops: Floats) -> Floats:
         """Returns the size of seeds in sizes of the host, in that of both which rent is paid in."""
@@ -194,10 +224,10 @@ def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:
     """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
     slots = state.slots
     baseline = rules.baseline
-    flops = rules.choices.flops_of(slots)
+    flops = rules.present.flops_of(slots)
     share = rules.share(
-        (slots.alpha * slots.parameters).sum(axis=1),
-        (slots.alpha * flops).sum(axis=1),
+        (slots.alpha * slots.parameters + slots.merged_parameters).sum(axis=1),
+        (slots.alpha * flops + slots.merged_flops).sum(axis=1),
     )
     # A loss that is NaN beside an accuracy is a bad one, and both are NaN if they were not measured.
     measured = ~np.isnan(state.all_off)
@@ -215,6 +245,7 @@ def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:
         fossil_parameters=slots.fossil_parameters,
         stage=slots.stage.copy(),
         epochs_in_stage=slots.epochs_in_stage.copy(),
+        merges=slots.merges.sum(axis=1),
     )
 
 

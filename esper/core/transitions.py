@@ -39,7 +39,7 @@ def germinate(
     Raises IllegalTransition unless the slots are DORMANT, as all functions here do for transitions not in the table.
     """
     _check(slots, where, SeedStage.GERMINATED)
-    slots.clear(where)
+    slots.empty(where)
     slots.write(
         where,
         blueprint=blueprint,
@@ -60,7 +60,7 @@ def join(
 ) -> None:
     """Plants seeds that are a permanent part of their hosts at once, at alpha 1, as if they had passed all stages."""
     _check(slots, where, SeedStage.GERMINATED)
-    slots.clear(where)
+    slots.empty(where)
     slots.write(
         where,
         stage=SeedStage.FOSSILIZED,
@@ -86,6 +86,28 @@ def advance(slots: Slots, where: Bools) -> None:
 def fossilize(slots: Slots, where: Bools) -> None:
     """Makes seeds a permanent part of their hosts."""
     _enter(slots, where, SeedStage.FOSSILIZED)
+
+
+def merge(
+    slots: Slots,
+    where: Bools,
+    parameters: Ints,
+    flops: Floats,
+    epoch: Ints,
+) -> None:
+    """Frees the slots of fossils that have become a part of their host's layers, which gained these sizes [E, S].
+
+    ``epoch`` [E, 1] is the number of epochs trained.
+    """
+    _check(slots, where, SeedStage.DORMANT)
+    slots.write(
+        where,
+        merges=slots.merges + 1,
+        last_merge=epoch,
+        merged_parameters=slots.merged_parameters + parameters,
+        merged_flops=slots.merged_flops + flops,
+    )
+    slots.empty(where)
 
 
 def set_alpha_target(
@@ -133,7 +155,7 @@ def cut(slots: Slots, where: Bools) -> None:
 def revoke(slots: Slots, where: Bools) -> None:
     """Removes seeds, also fossils: for a rollback, whose snapshot may be older than a fossil; else use :func:`cut`."""
     if where.any():
-        slots.clear(where)
+        slots.empty(where)
         slots.stage[where] = SeedStage.PRUNED
 
 

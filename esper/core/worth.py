@@ -28,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from esper.config import ExperienceConfig
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import Floats, Ints
 
 ITERATIONS = 12
 MAX_CORRELATION = 0.95
@@ -118,7 +119,7 @@ class Experience:
     def add(
         self,
         gains: Floats,
-        kept: Bools,
+        kept: Floats,
         trials: Floats,
         contributions: Floats,
     ) -> None:
@@ -127,7 +128,7 @@ class Experience:
         Args:
             gains: of the committed network at the end over the no-growth baseline, by accuracy and by loss, pp [N, 2];
                 NaN if they say nothing.
-            kept: what was fossilized, [N, S, B].
+            kept: number of seeds that were fossilized, merged ones included, [N, S, B].
             trials: the last trial of each seed, pp [N, S, B]; NaN without a trial.
             contributions: the last contribution, likewise.
         """
@@ -153,7 +154,10 @@ class Experience:
     def worths(self) -> Worths:
         """The posterior given everything added so far."""
         if self._worths is None:
-            self._worths = self._posterior()
+            if self.counts.any() or self.gram.any():
+                self._worths = self._posterior()
+            else:
+                self._worths = without_measurements(self.slots, self.blueprints, self.config)
         return self._worths
 
     def _posterior(self) -> Worths:
@@ -360,6 +364,16 @@ class Experience:
         slots = tuple(state["slots"])
         blueprints = tuple(state["blueprints"])
         return slots == self.slots and blueprints == self.blueprints
+
+
+@lru_cache
+def without_measurements(
+    slots: tuple[str, ...],
+    blueprints: tuple[str, ...],
+    config: ExperienceConfig,
+) -> Worths:
+    """Returns the worths before any measurement, which many simulated worlds begin with."""
+    return Experience(slots, blueprints, config)._posterior()
 
 
 def without_offset(

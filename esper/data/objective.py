@@ -183,16 +183,28 @@ def label_accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     return ((outputs > 0) == (y > 0.5)).float()
 
 
-def explained(y: Tensor) -> PerSample:
-    """Returns the score R² = 1 − (output − target)² / variance, with the variance of ``y`` [N, ...] over its samples.
+class Explained:
+    """The score R² = 1 − (output − target)² / variance, by ``variance`` [...] of the targets [N, ...] over samples.
 
-    Its mean over those samples is the coefficient of determination, averaged over outputs: 1 is perfect, and 0 is
-    always predicting the mean. Raises ConfigError if a target does not vary.
+    Its mean over samples is the coefficient of determination, averaged over outputs: 1 is perfect, and 0 is always
+    predicting the mean.
     """
-    variance = y.to(torch.promote_types(y.dtype, torch.float32)).var(dim=0, unbiased=False)
-    if not bool((variance > 0).all()):
-        raise ConfigError("the score r2 divides by the variance of the validation targets, and one of them is constant")
-    return lambda outputs, targets: 1 - squared_error(outputs, targets) / variance
+
+    def __init__(self, variance: Tensor) -> None:
+        self.variance = variance
+
+    @classmethod
+    def of(cls, y: Tensor) -> Explained:
+        """Makes the score for targets ``y`` [N, ...]. Raises ConfigError if a target does not vary."""
+        variance = y.to(torch.promote_types(y.dtype, torch.float32)).var(dim=0, unbiased=False)
+        if not bool((variance > 0).all()):
+            raise ConfigError(
+                "the score r2 divides by the variance of the validation targets, and one of them is constant"
+            )
+        return cls(variance)
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return 1 - squared_error(outputs, y) / self.variance
 
 
 def _alike(outputs: Tensor, y: Tensor) -> Tensor:
@@ -243,7 +255,7 @@ def make_objective(
     if score == "accuracy":
         score = label_accuracy if classes is None else class_accuracy
     elif score == "r2":
-        score = explained(validation)
+        score = Explained.of(validation)
     if isinstance(loss, str):
         loss = LOSSES[loss]
     assert not isinstance(score, str)

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import EnvState
+from esper.core.state import Choices, EnvState
 from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The gains of a host by seeds that became a part of its layers."""
+
+    slots: Bools
+    """The slots of these seeds, [S]."""
+    parameters: Ints
+    """Number of parameters that the host gained by each, [S]."""
+    flops: Floats
+    """Operations of a forward pass, a sample, that it gained by each, [S]."""
+    offered: Ints
+    """Number of parameters of each seed that could be planted now, [S, B]; 0 where it does not fit."""
+    offered_flops: Floats
+    """Operations of a forward pass of such a seed, a sample, [S, B]."""
+
+
+def sizes_now(hosts: Any) -> list[Choices]:
+    """Returns the sizes of each host, and of the seeds that could be planted in it, as it is."""
+    return [hosts.merger.sizes_of(host.training) for host in hosts.hosts]
 
 
 class Backend(ABC):
@@ -66,6 +88,13 @@ class Backend(ABC):
 
     def govern(self, active: Bools, state: EnvState) -> Rollbacks:
         """Rolls bad hosts back and cuts broken seeds; returns the rollbacks."""
+        return {}
+
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        """Makes fossils in the slots of ``due`` bool [E, S] a part of their hosts' layers, if they can become that.
+
+        Returns what was merged, by env; ``state`` stays as it is.
+        """
         return {}
 
     def shapley(self, env: int) -> Mapping[str, Paired]:

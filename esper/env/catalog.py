@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -99,6 +100,28 @@ class BlueprintCatalog:
 
         Raises ConfigError for a blueprint that cannot be built, or whose ``parameters`` raises.
         """
+        return self._sizes(host, sample, self.kinds(at_once))
+
+    def grown(self, host: Host, sample: Inputs, first: Choices) -> Choices:
+        """Returns the same of a ``host`` whose layers have grown since they were those of ``first``.
+
+        Only what was possible at first still is.
+        """
+        catalog = BlueprintCatalog(self.topology, host.sites, self.registry, self.spec)
+        sizes = catalog._sizes(host, sample, first.kinds)
+        possible = first.parameters > 0
+        return replace(
+            sizes,
+            parameters=np.where(possible, sizes.parameters, 0),
+            flops=np.where(possible, sizes.flops, 0.0),
+        )
+
+    def _sizes(
+        self,
+        host: Host,
+        sample: Inputs,
+        kinds: Floats,
+    ) -> Choices:
         # One pass shows the operations of the host and the features at every place.
         with seeded(0), counting() as counter:
             features = features_at(host, sample)
@@ -107,7 +130,7 @@ class BlueprintCatalog:
             host_flops=counter.get_total_flops() / len(sample),
             parameters=self.parameters(),
             flops=self.flops(features),
-            kinds=self.kinds(at_once),
+            kinds=kinds,
         )
 
     def parameters(self) -> Ints:

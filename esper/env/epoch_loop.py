@@ -18,7 +18,7 @@ from esper.core.gates import Gates, open_automatic_gates
 from esper.core.ramps import STYLE_ADDED
 from esper.core.slots import Bools, Floats, Slots
 from esper.core.state import EnvState
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Merge
 from esper.env.reporting import Reporter
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
@@ -98,6 +98,30 @@ class EpochLoop:
             self._tick(active, removed)
             self._note_best(active)
             self._end(active)
+
+    def merge(self) -> dict[int, Merge]:
+        """Frees the slots of fossils that have trained for an epoch and can become a part of their hosts' layers.
+
+        While an anomaly is pending, a host stays as it is. Returns what was merged, by env.
+        """
+        state = self.state
+        slots = state.slots
+        ready = ~state.done & ~state.anomaly_pending
+        due = slots.fossil & (slots.epochs_in_stage > 0) & ready[:, None]
+        if not self.config.merge or not due.any():
+            return {}
+        merges = self.backend.merge(due, state)
+        where = np.zeros_like(due)
+        parameters = np.zeros_like(slots.merged_parameters)
+        flops = np.zeros_like(slots.merged_flops)
+        for row, merge in merges.items():
+            where[row] = merge.slots
+            parameters[row] = merge.parameters
+            flops[row] = merge.flops
+        transitions.merge(slots, where, parameters, flops, state.epoch[:, None])
+        if self.reporter is not None:
+            self.reporter.merged()
+        return merges
 
     def without_growth(self, run_seed: int) -> Iterator[EnvState]:
         """Runs an episode of each host that is left alone; yields the state after each validation, also the first."""

@@ -225,7 +225,19 @@ class Governance:
         for s in np.flatnonzero(gone[self.row]).tolist():
             self.host.remove(self.sites[s])
 
+    def rebase(self, state: EnvState) -> None:
+        """Makes the present host that of all snapshots, after a merge."""
+        if self.governor is not None:
+            self.governor.rebase(self.host, *self._present(state))
+
     def _take_snapshot_if_due(self, governor: Governor, state: EnvState) -> None:
+        record, measured = self._present(state)
+        row = self.row
+        fossilized = state.last_op[row] == Op.FOSSILIZE and bool(state.succeeded[row])
+        governor.snapshot_if_due(self.host, record, measured, fossilized)
+
+    def _present(self, state: EnvState) -> tuple[ValidationRecord, dict[str, dict[str, float]]]:
+        """Returns the last validation, and the measurements of each fossil."""
         row = self.row
         record = ValidationRecord(
             loss=float(state.committed_loss[row]),
@@ -238,8 +250,7 @@ class Governance:
         for s, site in enumerate(self.sites):
             if site.fossil:
                 measured[site.name] = {name: getattr(state.slots, name)[row, s].item() for name in MEASUREMENTS}
-        fossilized = state.last_op[row] == Op.FOSSILIZE and bool(state.succeeded[row])
-        governor.snapshot_if_due(self.host, record, measured, fossilized)
+        return record, measured
 
     def _roll_back(self, governor: Governor, state: EnvState) -> Snapshot:
         """Restores a snapshot, and what was measured of the committed network then."""

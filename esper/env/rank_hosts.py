@@ -22,7 +22,7 @@ from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.state import EnvState, table_of, write_changes, write_table
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
-from esper.env.backend import Backend, Rollbacks
+from esper.env.backend import Backend, Merge, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import assign_roles
 from esper.env.start import started
@@ -284,6 +284,15 @@ class RankedBackend(Backend):
                 rollbacks[rows.start + row] = rollback
         return rollbacks
 
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        methods = [TrainingBackend.merge]
+        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, due[rows]), due)
+        merges = self.local.merge(due[self.mine], state)
+        for rank, ((of_rank, _),) in self.ranks.finish().items():
+            for row, merge in of_rank.items():
+                merges[self.shares[rank].start + row] = merge
+        return merges
+
     def test_accuracy(self, state: EnvState) -> Floats:
         methods = [TrainingBackend.test_accuracy]
         self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods))
@@ -295,7 +304,7 @@ class RankedBackend(Backend):
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
             return self.local.shapley(env)
-        values: dict[str, Paired] = self._of(env, RankHosts.shapley)
+        values: dict[str, Paired] = _of(self, env, RankHosts.shapley)
         return values
 
     def copy_of(
@@ -307,7 +316,7 @@ class RankedBackend(Backend):
     ) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, self._of(env, RankHosts.host_state), self.local.catalog.registry)
+        load_host_state(training, _of(self, env, RankHosts.host_state), self.local.catalog.registry)
         sites = [training.site_by_name[name] for name in self.local.catalog.spec.slots]
         assign_roles(training, sites, state.slots, env)
         return training
@@ -391,12 +400,17 @@ class RankedBackend(Backend):
 
         self._start(RankHosts.follow, arguments, where)
 
-    def _of(self, env: int, method: Callable[..., Any]) -> Any:
-        """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
-        of_env = np.arange(self.count) == env
-        self._start(method, lambda rows: (env - rows.start,), of_env)
-        (result,) = self.ranks.finish().values()
-        return result
+
+def _of(
+    hosts: RankedBackend,
+    env: int,
+    method: Callable[..., Any],
+) -> Any:
+    """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
+    of_env = np.arange(hosts.count) == env
+    hosts._start(method, lambda rows: (env - rows.start,), of_env)
+    (result,) = hosts.ranks.finish().values()
+    return result
 
 
 def _joined(results: list[tuple[slice, Any]]) -> list[Any]:

@@ -30,7 +30,6 @@ from esper.telemetry.event import (
 from esper.training.counterfactual import Paired
 from esper.training.metrics import HOST
 
-
 GRADIENTS = {
     "norm": "gradient_norm",
     "health": "gradient_health",
@@ -156,6 +155,13 @@ class Reporter:
             pending += self._changes(env, cause, if_removed)
         self.look()
 
+    def merged(self) -> None:
+        """Reports the slots whose fossils have become a part of their hosts' layers."""
+        for env in range(len(self._pending)):
+            for change in self._changes(env, "merged"):
+                self.emit(change)
+        self.look()
+
     def governed(self, rollbacks: Rollbacks) -> None:
         """Reports rollbacks, by env, and the seeds that were cut in other envs; keeps the stage changes."""
         gone = (self._blueprints >= 0) & ~self.state.slots.occupied
@@ -223,7 +229,7 @@ class Reporter:
                 train_loss=float(state.train_loss[env]),
                 train_accuracy=float(state.train_accuracy[env]),
                 validation_loss=float(state.loss[env]),
-                parameters=rules.choices.host_parameters + int(slots.parameters[env].sum()),
+                parameters=rules.choices.host_parameters + int(slots.added_parameters[env]),
                 contributions=contributions,
                 contribution_errors=errors,
                 needs=self._needs(env),
@@ -257,6 +263,12 @@ class Reporter:
         state = self.state
         slots = state.slots
         kept = np.flatnonzero(slots.fossil[env]).tolist()
+        merged = np.flatnonzero(slots.merges[env]).tolist()
+        of_seeds = rules.present.flops_of(slots)
+        fossil_flops = of_seeds[env, kept].sum() + slots.merged_flops[env].sum()
+        merges = {}
+        for s in merged:
+            merges[self.spec.slots[s]] = int(slots.merges[env, s])
         fossils = {}
         for s in kept:
             fossils[self.spec.slots[s]] = self.spec.blueprints[slots.blueprint[env, s]]
@@ -275,8 +287,9 @@ class Reporter:
                 total_reward=float(state.total_reward[env]),
                 host_parameters=rules.choices.host_parameters,
                 host_flops=rules.choices.host_flops,
-                fossil_flops=float(rules.choices.flops_of(slots)[env, kept].sum()),
+                fossil_flops=float(fossil_flops),
                 fossils=fossils,
+                merges=merges,
                 rollbacks=int(state.rollbacks[env]),
                 terminated=not state.truncated[env],
                 stopped=stopped,

@@ -28,9 +28,9 @@ from esper.core.observation import LIMIT, ObservationLayout
 from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import GROWN, Bools, Floats, Ints
 from esper.core.state import ADDED, Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.env.backend import Backend
+from esper.env.backend import Backend, sizes_now
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
@@ -114,6 +114,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.backend = backend
         self.spans = spans
         self.choices = checked(choices, config)
+        self.offers = choices.of_envs(config.env.n_envs)
+        """The sizes of seeds in the hosts of all envs as they are now."""
         self.num_envs = config.env.n_envs
         self.horizon = config.env.episode_length
         self.loop = EpochLoop(
@@ -184,7 +186,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
-            self.rules = EpisodeRules(self.config, self.baseline, self.horizon, self.choices)
+            self.rules = EpisodeRules(self.config, self.baseline, self.horizon, self.choices, self.offers)
         return self.rules
 
     @abstractmethod
@@ -235,9 +237,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for name, arrays in changing_arrays(self).items():
             saved = state["arrays"][name]
             for key, values in arrays.items():
-                if key in saved or key not in ADDED:
+                if key in saved or key not in (*GROWN, *ADDED):  # earlier versions did not have them
                     values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
+        self._load_offers()
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
@@ -287,6 +290,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             rewards = self._pay(rules, active)
             self._report(rules, np.flatnonzero(active).tolist(), rewards)
             gather(self, rules, active)
+            self._merge()
             observation = self._observe(rules)
 
         truncated = self.state.truncated.copy()
@@ -299,6 +303,24 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             observation, info = self.reset(options={"reset_mask": ended})
             info |= final
         return observation, rewards, terminated, truncated, info
+
+    def _load_offers(self) -> None:
+        """Computes the sizes of the seeds for the hosts as they are."""
+        self.offers.parameters[:] = self.choices.parameters
+        self.offers.flops[:] = self.choices.flops
+        if self.state.slots.merges.any():
+            for env, now in enumerate(self.backend.map_hosts(sizes_now)):
+                self.offers.parameters[env] = now.parameters
+                self.offers.flops[env] = now.flops
+
+    def _merge(self) -> None:
+        """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
+        blueprints = self.state.slots.blueprint.copy()
+        for env, merge in self.loop.merge().items():
+            self.offers.parameters[env] = merge.offered
+            self.offers.flops[env] = merge.offered_flops
+            of_env = np.arange(self.num_envs) == env
+            self.gatherer.merge(merge.slots & of_env[:, None], blueprints)
 
     def action_masks(self) -> Bools:
         """Returns the concatenated masks of the heads, bool [E, sum of head sizes], as sb3-contrib reads them."""
@@ -366,6 +388,8 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     env.reward.reset(starting)
     for term in env.reward_terms.values():
         term[starting] = 0.0
+    env.offers.parameters[starting] = env.choices.parameters
+    env.offers.flops[starting] = env.choices.flops
     env.loop.start(starting, env.run_seed)
     normals = partial(worth_normals, env.run_seed, env.choices.parameters.size)
     env.gatherer.start(starting, env.state.episode, normals)

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -20,9 +21,10 @@ from esper.core.site import GerminationFailed
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
 from esper.data.task import Task
-from esper.env.backend import Backend, Rollbacks
+from esper.env.backend import Backend, Merge, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
+from esper.env.merging import Merger
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
 from esper.training.counterfactual import CounterfactualHelper, Paired, max_configurations
@@ -42,8 +44,10 @@ class PhaseClock:
     """Books what GPUs train for under "train", though the CPU waits for it under "validate".
 
     The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
-    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts. On the CPU,
-    where work is done when the call returns, nothing is measured and nothing is moved.
+    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts.
+
+    On the CPU, work is done when the call returns. Workers go on from the epoch of a host to its validation within
+    "train", from where the seconds of validations are moved.
     """
 
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
@@ -53,6 +57,8 @@ class PhaseClock:
         """Seconds that it took to queue the last epoch."""
         self._validated = 0.0
         """Seconds of "validate" before it."""
+        self._validations: list[tuple[int, float]] = []
+        """Threads and seconds of validations that workers went on to."""
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -83,6 +89,24 @@ class PhaseClock:
         after = slowest - self._queued
         validated = self._spans.seconds.get("validate", 0.0) - self._validated
         self._spans.move("validate", "train", max(0.0, min(after, validated)))
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Brackets a validation within the phase "train", on the thread of a worker."""
+        began = perf_counter()
+        yield
+        self._validations.append((get_ident(), perf_counter() - began))
+
+    def move_validations(self) -> None:
+        """Moves the wall seconds of these validations from "train" to "validate"."""
+        validations = self._validations
+        self._validations = []
+        if not validations:
+            return
+        workers = {worker for worker, _ in validations}
+        seconds = sum(seconds for _, seconds in validations) / len(workers)
+        trained = self._spans.seconds.get("train", 0.0)
+        self._spans.move("train", "validate", min(seconds, trained))
 
 
 class EnvHost:
@@ -311,10 +335,16 @@ class TrainingBackend(Backend):
             self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row, grows=governed))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
+        self.merger = Merger(catalog)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.hosts]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
+        on_cpu = all(device.type == "cpu" for device in devices)
+        self.at_one_go = on_cpu and trainer.batches is None
+        """Whether workers go on from an epoch of a host to its validation, without waiting for the other hosts."""
+        self._validated = False
+        """Whether the last epoch has been validated."""
 
     def reset(
         self,
@@ -360,12 +390,26 @@ class TrainingBackend(Backend):
         hosts = self._of(active)
         for host in hosts:
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
+        by_index = {host.index: host for host in hosts}
+
+        def validate(training: HostTraining) -> None:
+            with self.clock.validating():
+                by_index[training.index].validate()
+
         with self.clock.queueing():
-            self.trainer.epoch([host.training for host in hosts])
+            self.trainer.epoch(
+                [host.training for host in hosts],
+                validate if self.at_one_go else None,
+            )
+        self._validated = self.at_one_go
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.run(EnvHost.validate, hosts)
+        if self._validated:
+            self._validated = False
+            self.clock.move_validations()
+        else:
+            self.trainer.run(EnvHost.validate, hosts)
 
         # The hosts of one device share one block of totals.
         blocks = defaultdict[int, list[EnvHost]](list)
@@ -394,6 +438,17 @@ class TrainingBackend(Backend):
             if rollback is not None:
                 rollbacks[host.row] = rollback
         return rollbacks
+
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        merges = {}
+        for row in np.flatnonzero(due.any(axis=1)).tolist():
+            host = self.hosts[row]
+            merge = self.merger.merge(host.training, host.slot_sites, due[row])
+            if merge is not None:
+                merges[row] = merge
+                if self.governed:
+                    host.governance.rebase(state)
+        return merges
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""

@@ -29,6 +29,7 @@ from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.inputs import call, logits_of
 from esper.hosts.layout import FOUND, Layout
+from esper.hosts.widen import resize, shapes_of
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
@@ -61,12 +62,22 @@ def committed_network(training: HostTraining) -> GrownHost:
     blueprints = {}
     for name, seed in fossils.items():
         alpha = training.site_by_name[name].alpha
-        kept[name] = KeptSeed(seed.blueprint.name, seed.style.name, alpha)
+        kept[name] = KeptSeed(
+            seed.blueprint.name,
+            seed.style.name,
+            alpha,
+            seed.module.leading,
+        )
         blueprints[name] = seed.blueprint
     with seeded(0):  # all weights are overwritten
         host = task.new_host(training.host.slot_names)
         host.probe(task.sample.cpu())
+        first = shapes_of(host)
+        if resize(host, shapes_of(training.host)):
+            host.follow_layers(task.sample.cpu())
+        now = shapes_of(host)
         network = assemble(host, kept, blueprints, task.name)
+        network.first_shapes = {name: shape for name, shape in first.items() if shape != now[name]}
     _copy(training.host, network.host)
     for name, seed in fossils.items():
         _copy(seed.module, network.seeds[name])
@@ -99,7 +110,12 @@ def assemble(
     seeds = {}
     for name, seed in kept.items():
         operator = STYLES[seed.style].operator
-        seeds[name] = seed_of(blueprints[name], operator, places[name])
+        seeds[name] = seed_of(
+            blueprints[name],
+            operator,
+            places[name],
+            seed.leading,
+        )
     return GrownHost(host, seeds, kept, task)
 
 
@@ -136,6 +152,7 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
             "layouts": layouts,
             "host_parameters": host.parameter_count,
             "parameters": sum(p.numel() for p in network.parameters()),
+            "first_shapes": dict(network.first_shapes),
             "slots": {name: asdict(seed) for name, seed in network.kept.items()},
             "weights_sha256": hashlib.sha256(content).hexdigest(),
             **facts,
@@ -200,13 +217,38 @@ def _rebuild(
         raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
     with seeded(0):  # all weights are overwritten
         host = _host_of(facts, model, layouts)
+        weights = safetensors.torch.load(content)
+        first = {}
+        for name, shape in facts.get("first_shapes", {}).items():
+            first[name] = tuple(shape)
+        _widen(host, first, weights)
         network = assemble(host, kept, recipes, facts["task"])
-    weights = safetensors.torch.load(content)
+        network.first_shapes = first
     for name, module in network.seeds.items():
         prefix = f"seeds.{name}."
         _match_precision(module, (tensor for key, tensor in weights.items() if key.startswith(prefix)))
     network.load_state_dict(weights)
     return network
+
+
+def _widen(
+    host: Host,
+    first: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Gives the layers of ``host`` that had other shapes at ``first`` those of ``weights``.
+
+    Raises ValueError if it is another host.
+    """
+    shapes = shapes_of(host)
+    wider = {}
+    for name, shape in first.items():
+        found = shapes.get(name)
+        if found != shape:
+            raise ValueError(f"size mismatch: {name} of its host was {shape} at first, and that of model= is {found}")
+        wider[name] = weights[f"host.{name}"].shape
+    if resize(host, wider):
+        host.follow_layers()
 
 
 def _match_precision(module: nn.Module, weights: Iterable[torch.Tensor]) -> None:

@@ -194,7 +194,7 @@ class SiteHooks:
     ) -> None:
         """Sets the place of a site: what a first pass shows of it, and then what inference finds."""
         place = place_of(self.model, name, channels, layout, between)
-        self.sites.setdefault(name, Site(place)).place = place
+        self.sites.setdefault(name, Site(place)).move(place)
         if between is not None:
             self.between[name] = between
 
@@ -302,7 +302,7 @@ class SiteHooks:
             "topology": place.topology,
             "order": list(place.order),
             "style": site.planted.style.name,
-            "channels": place.channels,
+            "channels": site.planted.module.channels,
         }
         if slot in self.between:
             recipe["between"] = list(self.between[slot].parts)

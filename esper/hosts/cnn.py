@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints.source import width_of
 from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, SiteSpan, Step, row_major
 from esper.ops.norm_relu_pool import NormReluPool
@@ -59,32 +60,32 @@ class CNNHost(SegmentedHost):
             raise ValueError(f"widths are {list(widths)}; expected one for each of {blocks} blocks")
         fused = all(width % FUSED_CHANNELS == 0 for width in widths)
         layers: list[nn.Module] = []
-        sites: dict[str, tuple[int, SiteSpan]] = {}  # channels, and joints of layers
+        sites: dict[str, SiteSpan] = {}  # joints of layers
         inside: list[int] = []  # joints before the convolutions
         channels = in_channels
         for block, width in enumerate(widths):
             inside.append(len(layers))
             layers.append(nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False))
             if block:
-                sites[f"r2c{block - 1}"] = width, SiteSpan(inside[-2], len(layers))
+                sites[f"r2c{block - 1}"] = SiteSpan(inside[-2], len(layers))
             if fused:
                 layers.append(NormReluPool(width))
             else:
                 layers += [nn.BatchNorm2d(width), nn.ReLU()]
-            sites[f"r0c{block}"] = width, SiteSpan(len(layers), len(layers))
+            sites[f"r0c{block}"] = SiteSpan(len(layers), len(layers))
             if pool and (pool_last or block < blocks - 1):
                 layers.append(nn.MaxPool2d(2))
-                sites[f"r1c{block}"] = width, SiteSpan(len(layers), len(layers))
+                sites[f"r1c{block}"] = SiteSpan(len(layers), len(layers))
             channels = width
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-        sites[f"r2c{blocks - 1}"] = classes, SiteSpan(inside[-1], len(layers))
+        sites[f"r2c{blocks - 1}"] = SiteSpan(inside[-1], len(layers))
         cuts = [0]
         places = []
-        for name, (width, span) in sites.items():
+        for name, span in sites.items():
             row = int(name[1])
             if row < rows:
                 cuts.append(span.sink)
-                places.append(Place(name, width))
+                places.append(Place(name, _width_at(layers, span.sink)))
         cuts.append(len(layers))
         segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise(cuts)]
         super().__init__(segments, places, topology="cnn")
@@ -118,15 +119,16 @@ class CNNHost(SegmentedHost):
             layers += children
             known[children] = segment
         joints = {0, len(layers)}
-        for _, span in chosen.values():
+        for span in chosen.values():
             joints.update((span.source, span.sink))
         cuts = sorted(joints)
         parts = [tuple(layers[a:b]) for a, b in pairwise(cuts)]
         steps = [Step(known.get(part) or nn.Sequential(*_with_pools(part))) for part in parts]
         places = []
         spans = []
-        for name, (width, span) in sorted(chosen.items(), key=lambda item: item[1][1].sink):
+        for name, span in sorted(chosen.items(), key=lambda item: item[1].sink):
             between = layers[span.source : span.sink]
+            width = _width_at(layers, span.sink)
             places.append(Place(name, width, has_source=bool(between), layers=tuple(between)))
             spans.append(SiteSpan(cuts.index(span.source), cuts.index(span.sink)))
         self._lay_out(steps, places, spans)
@@ -158,6 +160,12 @@ class CNNHost(SegmentedHost):
                 return layer(h, pool=True), True
             h = layer(h)
         return h, fuses
+
+
+def _width_at(layers: Sequence[nn.Module], joint: int) -> int:
+    """Returns the width of the features before layer ``joint``."""
+    *_, last = (layer for layer in layers[:joint] if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    return width_of(last)
 
 
 class Pooled(nn.Module):

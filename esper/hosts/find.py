@@ -405,7 +405,16 @@ def trial_merges(
             for parameter in seed.parameters():
                 nn.init.normal_(parameter, std=0.05)
             hook = attach(network, {path: ("trial", seed.to(like.device, like.dtype), 1.0)})[0]
-            seeds.append(SourceSeed(path, copied, recipe.name, seed.body, 1.0, None, partial(detach, network, hook)))
+            source_seed = SourceSeed(
+                name=path,
+                place=copied,
+                blueprint=recipe.name,
+                body=seed.body,
+                alpha=1.0,
+                inside=(),
+                remove=partial(detach, network, hook),
+            )
+            seeds.append(source_seed)
     run = partial(outputs_of, network, example)
     wanted = run()
     rounding = coarsest_dtype(network)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from esper.hosts.inputs import Inputs
 
 @dataclass(frozen=True)
 class KeptSeed:
-    """Description of a kept seed: names of its blueprint and style, and its final alpha.
+    """Description of a kept seed: names of its blueprint and style, its final alpha, and ``Seed.leading``.
 
     Raises ValueError if alpha is outside [0, 1].
     """
@@ -23,6 +24,7 @@ class KeptSeed:
     blueprint: str
     style: str
     alpha: float
+    leading: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -44,6 +46,8 @@ class GrownHost(Host):
 
     new_seeds = False
     """Whether the seeds learn where the host is frozen."""
+    first_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    """Shapes that tensors of the host had before seeds were merged into its layers, by name."""
 
     def __init__(
         self,
@@ -72,6 +76,10 @@ class GrownHost(Host):
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)
+        self.sites = self.host.sites
+
+    def follow_layers(self, x: Inputs | None = None) -> None:
+        self.host.follow_layers(x)
         self.sites = self.host.sites
 
     def forward_with_hook(

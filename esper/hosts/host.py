@@ -105,6 +105,11 @@ class Host(nn.Module, ABC):
         Raises ConfigError for sites that cannot hold a slot.
         """
 
+    def follow_layers(self, x: Inputs | None = None) -> None:
+        """Gives the sites the widths that their layers have now; ``x`` are inputs."""
+        if x is not None:
+            self.probe(x)
+
     def forward(self, *x: Any, **named: Any) -> Tensor:
         """Maps inputs [B, ...], or several by position or by name, to logits, without seeds."""
         return self.forward_with_hook(gathered(x, named), lambda _site, at: at.h)
@@ -279,8 +284,8 @@ class SegmentedHost(Host):
         outer = spans[other]
         return outer.source < spans[slot].sink < outer.sink
 
-    def take_up_segments(self) -> None:
-        """Runs by the segments that there are now; call it if a submodule has been replaced."""
+    def follow_layers(self, x: Inputs | None = None) -> None:
+        """Also takes up segments of which a submodule has been replaced."""
         self._use_slots(set(self.slot_names))
 
     def _lay_out(

@@ -204,10 +204,13 @@ class _AddSeed(Seed):
             x = source.type_as(weight)  # not a fixed dtype: the copy may be turned into another one
         if self.order:
             x = x.permute(self.order)
-        f = self._delta(x)
+        f = self._of_leading(x)
         if self.order:
             f = f.permute(self.back)
         return torch.add(h, f.type_as(h), alpha=self.alpha)
+
+    def _in_order(self, h: Tensor) -> Tensor:
+        return self._delta(h)
 
     def _delta(self, h: Tensor) -> Tensor:
         if self.gate is None or self.topology in (*SPATIAL, "encoder"):
@@ -269,7 +272,7 @@ def _traced(module: nn.Module) -> fx.GraphModule:
             module.set_submodule(path, _unfused(layer))
     for host in module.modules():
         if isinstance(host, SegmentedHost):
-            host.take_up_segments()
+            host.follow_layers()
     try:
         traced = _Tracer().trace(module)
     except Exception as error:  # whatever a user's own host runs into

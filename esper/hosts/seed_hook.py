@@ -457,6 +457,8 @@ def recipe_in(model: nn.Module, hook: SeedHook) -> dict[str, Any]:
     recipe = dict(copied["recipe"])
     if hook.frame is not None and "between" in recipe:
         recipe["between"] = [_moved(part, hook.frame.path.sink, path.sink) for part in recipe["between"]]
+    if copied["seed"] is not None and copied["seed"].leading is not None:
+        recipe["leading"] = copied["seed"].leading
     return {"path": str(path), "name": hook.name, "alpha": copied["alpha"], **recipe}
 
 

@@ -117,7 +117,7 @@ def add_seed(
     layout = Layout(saved["topology"], tuple(saved.get("order", ())))
     place = place_of(network, saved["name"], int(saved["channels"]), layout, between)
     with torch.device(next(network.parameters()).device):
-        seed = seed_of(blueprint, STYLES[saved["style"]].operator, place)
+        seed = seed_of(blueprint, STYLES[saved["style"]].operator, place, saved.get("leading"))
     hook = SeedHook(saved["name"])
     hook.recipe = {key: value for key, value in saved.items() if key not in ("path", "name", "alpha")}
     container_of(network)

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.core.blend import ChannelScale, Seed
@@ -46,8 +48,8 @@ class SourceSeed:
     """Name of its blueprint, "" if it is not known."""
     body: nn.Module
     alpha: float
-    inside: str | None
-    """A residual seed that changes the units between the layers of the place; None without such a seed."""
+    inside: tuple[Seed, ...]
+    """Residual seeds that change the units between the layers of the place."""
     remove: Callable[[], None]
     """Takes it out of its network."""
 
@@ -64,7 +66,13 @@ def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
             del network.seeds[name]
             del network.kept[name]
 
-        residual = [site.name for site in network.sites if site.name in network.seeds and not site.has_source]
+        inside = []
+        for site in network.sites:
+            residual = network.seeds._modules.get(site.name)
+            if not isinstance(residual, Seed) or site.has_source:
+                continue
+            if network.host.lies_inside(site.name, name):
+                inside.append(residual)
         kept = network.kept[name]
         seed = SourceSeed(
             name=name,
@@ -72,7 +80,7 @@ def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
             blueprint=kept.blueprint,
             body=network.seeds[name].get_submodule("body"),
             alpha=kept.alpha,
-            inside=next((other for other in residual if network.host.lies_inside(other, name)), None),
+            inside=tuple(inside),
             remove=partial(remove, name),
         )
         seeds.append(seed)
@@ -82,7 +90,11 @@ def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
 def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
     """Returns the kept seeds with a source of any model, which forward hooks add, in order."""
     hooks = [hook for _, _, hook in seed_hook.hooks_of(model) if hook.seed is not None]
-    sinks = [seed_hook.path_of(model, hook).sink for hook in hooks if hook.frame is None]
+    residual = []
+    for hook in hooks:
+        if hook.frame is None:
+            sink = seed_hook.path_of(model, hook).sink
+            residual.append((sink, hook.seed))
     seeds: dict[str, SourceSeed] = {}
     for hook in hooks:
         if hook.frame is None or hook.seed is None:
@@ -93,13 +105,17 @@ def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
         recipe = seed_hook.recipe_in(model, hook)
         parts = tuple(recipe.get("between", ()))
         units = {part.get("path") for part in parts[:-1]}
+        inside = []
+        for sink, residual_seed in residual:
+            if sink in units and residual_seed is not None:
+                inside.append(residual_seed)
         seeds[path] = SourceSeed(
             name=path,
             place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts)),
             blueprint=recipe.get("blueprint", ""),
             body=hook.seed.body,
             alpha=hook.alpha,
-            inside=next((sink for sink in sinks if sink in units), None),
+            inside=tuple(inside),
             remove=partial(seed_hook.detach, model, hook),
         )
     return list(seeds.values())
@@ -181,8 +197,6 @@ def _obstacle(network: nn.Module, seed: SourceSeed) -> str | None:
     layers = nn.ModuleList(seed.place.layers)
     if _is_shared(network, layers.parameters()):
         return "another layer uses the same weights"
-    if seed.inside is not None and len(layers) > 1:
-        return f"the kept seed in {seed.inside} changes the units between its layers"
     return None
 
 
@@ -224,6 +238,8 @@ def _merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
     units = merge(seed.place.layers, seed.body, seed.alpha)
     seed.remove()
     if units:
+        for residual in seed.inside:
+            residual.keep_channels()
         for other in others:
             _fit(other.place, other.body, seed.place, units)
 
@@ -307,13 +323,60 @@ def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:
 
 
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
-    """Replaces a parameter or buffer by ``value``, in the dtype that it has."""
+    """Replaces a parameter or buffer by ``value``, in the dtype and the memory format that it has."""
     old = getattr(layer, name)
     value = value.to(old)
+    if old.dim() == 4 and not old.is_contiguous():
+        value = value.contiguous(memory_format=torch.channels_last)
     if isinstance(old, nn.Parameter):
         layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
         layer._buffers[name] = value
+
+
+@torch.no_grad()
+def resize(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Gives parameters and buffers of ``network`` these shapes, by name; new ones are zero.
+
+    Others stay as they are. Returns whether any has changed.
+    """
+    changed = False
+    for path, layer in network.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, old in (*layer._parameters.items(), *layer._buffers.items()):
+            shape = shapes.get(prefix + name)
+            if old is None or shape is None or old.shape == shape:
+                continue
+            changed = True
+            _replace(layer, name, old.new_zeros(shape))
+            if len(shape) == 1:
+                _set_width(layer, ("num_features",), shape[0])
+            else:
+                outputs, inputs = _rows(layer).shape[:2]
+                _set_width(layer, OUTPUTS, outputs)
+                _set_width(layer, INPUTS, inputs)
+    return changed
+
+
+def redraw(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Gives tensors these shapes, as :func:`resize`, and their layers new weights, as when they were made."""
+    before = shapes_of(network)
+    if not resize(network, shapes):
+        return
+    layers = set()
+    for name, shape in shapes_of(network).items():
+        if shape != before[name]:
+            path, _, _ = name.rpartition(".")
+            layers.add(path)
+    for path, layer in network.named_modules():
+        if path in layers:
+            layer.reset_parameters()
+
+
+def shapes_of(network: nn.Module) -> dict[str, torch.Size]:
+    """Returns the shapes of the parameters and buffers of ``network``, by name."""
+    tensors = chain(network.named_parameters(), network.named_buffers())
+    return {name: tensor.shape for name, tensor in tensors}
 
 
 def _set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:
@@ -384,8 +447,12 @@ def _merge_linear(
     """Merges a seed into the weights of ``layer`` and removes it."""
     rows = _rows(layer).double().cpu()  # [out, in]
     body = copy.deepcopy(seed.body).to("cpu", torch.float64)
-    constant = body(torch.zeros(1, len(rows), dtype=torch.float64))  # [1, out]
-    matrix = body(torch.eye(len(rows), dtype=torch.float64)) - constant  # row i is the delta of unit i
+    units = seed.leading or len(rows)
+    constant = body(torch.zeros(1, units, dtype=torch.float64))
+    matrix = body(torch.eye(units, dtype=torch.float64)) - constant  # row i is the delta of unit i
+    others = len(rows) - units
+    matrix = functional.pad(matrix, (0, others, 0, others))  # [out, out]
+    constant = functional.pad(constant, (0, others))  # [1, out]
     weight = layer.get_parameter("weight")
     _replace_rows(layer, rows + hook.alpha * matrix.T @ rows)
     bias = getattr(layer, "bias", None)

@@ -38,8 +38,17 @@ LAYERS = (
     "detach",
     "guard",
     "pass_through",
+    "linear",
+    "embedding",
+    "attention",
+    "running_mean",
 )
 """Kinds of layers, in the order of csrc/tape/tape.h."""
+LOSSES = ("cross_entropy", "squared_error", "binary_cross_entropy")
+SCORES = ("accuracy", "explained", "labels")
+"""Losses and scores, in the order of csrc/tape/objective.h; the first go together."""
+ACROSS_SAMPLES = ("batch_norm", "max_pool", "average_pool", "flatten")
+"""Layers that have no form for sequences, whose positions are samples."""
 NUMBERS = 16
 """Columns of a program: layer, input, second input, output, and the numbers of the layer."""
 MAX_TAPS = 128
@@ -72,9 +81,11 @@ class Tape:
 
     Args:
         shape: of the input, without the batch.
+        length: of sequences, each position of which is a sample; 1: samples are no sequences.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, length: int = 1) -> None:
+        self.length = length
         self.shapes: list[Shape] = [shape]
         self.code: list[list[int]] = []
         self.constants: list[tuple[float, float]] = []
@@ -118,6 +129,20 @@ class Tape:
             raise Unsupported("a parameter that several layers share has no compiled form")
         return self.tensor(parameter, learns)
 
+    def shared(self, parameter: Tensor) -> int:
+        """Returns the number of an embedding's weight for a layer behind it that has the same, such as a tied head.
+
+        Passes backward reach the layer first: it writes the gradient, and the embedding adds to that.
+        """
+        learning = self._numbers.get((id(parameter), True))
+        if learning is None or (self.learning is not None and id(parameter) not in self.learning):
+            return self.tensor(parameter)
+        for row in self.code:
+            if LAYERS[row[0]] == "embedding" and row[4] == learning and not row[7]:
+                row[7] = 1
+                return learning
+        raise Unsupported("a parameter that several layers share has no compiled form")
+
     def emit(
         self,
         layer: str,
@@ -128,6 +153,8 @@ class Tape:
         other: int = -1,
     ) -> int:
         """Appends a layer that reads ``value``; returns the number of its output, which has ``shape``."""
+        if self.length > 1 and layer in ACROSS_SAMPLES:
+            raise Unsupported(f"{layer} in a sequence has no compiled form")
         self.shapes.append(shape)
         output = len(self.shapes) - 1
         row = [LAYERS.index(layer), value, other, output, *numbers]
@@ -177,6 +204,27 @@ class Tape:
         """Appends value · other; the other value may have one number for all channels, all positions or both."""
         return self.emit("multiply", value, self.shapes[value], other=other)
 
+    def linear(
+        self,
+        value: int,
+        outputs: int,
+        weight: int,
+        bias: int = -1,
+    ) -> int:
+        """Appends a linear layer with the tensors of these numbers."""
+        return self.emit("linear", value, (outputs, 1, 1), [weight, bias])
+
+    def attention(
+        self,
+        value: int,
+        heads: int,
+        width: int,
+        causal: bool,
+    ) -> int:
+        """Appends attention of ``heads`` that are ``width`` wide; the value has their queries, keys and values."""
+        numbers = [heads, width, self.length, int(causal)]
+        return self.emit("attention", value, (heads * width, 1, 1), numbers)
+
     def activate(self, module: nn.Module, value: int) -> int:
         """Appends an activation, one of ``ACTIVATIONS``."""
         return _activation(self, module, value)
@@ -220,6 +268,10 @@ class Tape:
             if LAYERS[layer] == "convolution":
                 inputs = self.shapes[value][0] // kernel[8]  # per group
                 total += 2 * math.prod(self.shapes[output]) * inputs * kernel[0] * kernel[1]
+            elif LAYERS[layer] == "linear":
+                total += 2 * self.shapes[value][0] * self.shapes[output][0]
+            elif LAYERS[layer] == "attention":  # scores and results, of half of all pairs of positions
+                total += 2 * self.length * self.shapes[output][0]
         return total
 
     def program(self) -> Program:
@@ -252,7 +304,7 @@ class Program:
         self.shapes = torch.tensor(tape.shapes, dtype=torch.int64)
         self.code = torch.tensor(tape.code, dtype=torch.int64).view(-1, NUMBERS)
         self.constants = torch.tensor(tape.constants, dtype=torch.float64).view(-1, 2)
-        self.tensors = [tensor.detach() for tensor in tape.tensors]
+        self.tensors = tape.tensors
         self.gradients: list[Tensor] = []
         self.parameters: list[Tensor] = []
         self.gradient_of: list[int] = []
@@ -360,8 +412,9 @@ def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
 def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
     if tape.shapes[value][1:] != (1, 1):
         raise Unsupported("a Linear over positions has no compiled form")
-    numbers = [tape.parameter(module.weight), tape.parameter(module.bias), 1, 1, 1, 1, 0, 0, 1, 1, 1]
-    return tape.emit("convolution", value, (module.out_features, 1, 1), numbers)
+    weight = tape.parameter(module.weight)
+    bias = tape.parameter(module.bias)
+    return tape.linear(value, module.out_features, weight, bias)
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)

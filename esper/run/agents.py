@@ -276,8 +276,13 @@ class PPORun(LearningAgent):
         if self.pretrained:
             return False
 
-        def practised(number: int, rounds: int, mean_return: float) -> None:
-            emit(PracticeRound(number, rounds, mean_return))
+        def practised(
+            number: int,
+            rounds: int,
+            mean_return: float,
+            part: float,
+        ) -> None:
+            emit(PracticeRound(number, rounds, mean_return, part))
 
         # There is another number of simulated hosts, so another agent practises on them.
         self.ppo.load_from(pretrain(self.env, self.config, practised))

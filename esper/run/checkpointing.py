@@ -55,8 +55,11 @@ class Checkpoints:
 
     def save_by_the_clock(self) -> None:
         """Writes the state every ``run.checkpoint_minutes``, so that a kill does not lose a long round."""
-        seconds = time.perf_counter() - self._written_at
-        if seconds > 60 * self.config.checkpoint_minutes:
+        self.save_after(60 * self.config.checkpoint_minutes)
+
+    def save_after(self, seconds: float) -> None:
+        """Writes the state if that many seconds have passed since it was written last."""
+        if time.perf_counter() - self._written_at > seconds:
             self.save()
 
     def write(self) -> None:

@@ -25,6 +25,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
+from esper.hosts.grown import GrownHost
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
 from esper.run.rollout import one_thread
@@ -193,6 +194,7 @@ def _result(
     measured = evaluate(training, training.task.test, [committed_configuration(training)])
     accuracy = float(measured.accuracy[0])
     score = training.task.score_shown
+    tried = _tried(view, env, config)
     alone: float | None = None
     if summary is not None and summary.comparisons:
         alone = score.of(summary.comparison.mean_b)
@@ -202,11 +204,11 @@ def _result(
         network=network,
         accuracy=score.of(accuracy),
         alone=alone,
-        seeds={name: kept.blueprint for name, kept in network.kept.items()},
+        seeds=_kept(network, tried),
         refusals=_refusals(view),
-        host_parameters=network.host.parameter_count,
+        host_parameters=env.host_parameters,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        tried=_tried(view, env, config),
+        tried=tried,
         history=tuple(view.of(EpochCompleted)),
         warnings=(*_divergence(view, config), *lost),
         controller=config.run.controller,
@@ -216,6 +218,17 @@ def _result(
         resolution=100 / float(training.task.counts.sum()),
         score=score,
     )
+
+
+def _kept(network: GrownHost, tried: Sequence[TriedSeed]) -> dict[str, str]:
+    """Returns the blueprints of the seeds that were kept, by slot; those of a slot that grew again in a row."""
+    kept: dict[str, list[str]] = {}
+    for seed in tried:
+        if seed.merged is not None:
+            kept.setdefault(seed.slot, []).append(seed.blueprint)
+    for slot, beside in network.kept.items():
+        kept.setdefault(slot, []).append(beside.blueprint)
+    return {slot: " + ".join(blueprints) for slot, blueprints in kept.items()}
 
 
 def _refusals(view: RunView) -> tuple[str, ...]:

@@ -98,12 +98,13 @@ def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
 def pretrain(
     env: SlotVectorEnv,
     config: TrainingConfig,
-    report: Callable[[int, int, float], None],
+    report: Callable[[int, int, float, float], None],
 ) -> PPOAgent:
     """Returns an agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
-    After each round, ``report`` is called with its number (from 1), the number of rounds, and a mean return. Returns
-    depend on the episode length, so that mean is taken over the latest round of each length.
+    After each round, ``report`` is called with its number (from 1), the number of rounds, a mean return, and the part
+    of the env steps that is done. Returns depend on the episode length, so that mean is taken over the latest round of
+    each length.
     """
     rounds = practice_rounds(config.ppo, env.horizon)
     hosts = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
@@ -131,6 +132,6 @@ def pretrain(
         agent.update(played.observation)
         returns[horizon] = float(np.mean(played.returns))
         mean = float(np.mean(list(returns.values())))
-        report(number + 1, len(rounds), mean)
+        report(number + 1, len(rounds), mean, sum(rounds[: number + 1]) / sum(rounds))
     agent.teacher = None
     return agent

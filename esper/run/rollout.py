@@ -115,7 +115,7 @@ class Rollout:
             baseline=self.info["baseline_accuracy"],
             returns=self.returns,
             parameters=parameters.astype(np.float64),
-            fossils=state.slots.fossil.sum(axis=1).astype(np.float64),
+            fossils=state.slots.kept.astype(np.float64),
             epochs=state.epoch.astype(np.float64),
             rollbacks=state.rollbacks.astype(np.float64),
             illegal_actions=self.info["illegal_actions"].astype(np.float64),

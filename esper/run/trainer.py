@@ -19,6 +19,9 @@ from esper.run.telemetry import RunTelemetry
 from esper.telemetry.event import Event, RanksWaited
 from esper.training.execution.ranks import joint_seconds
 
+MEASURED_SECONDS = 10.0
+"""Seconds of a comparison that a kill may lose."""
+
 
 class Stopped(KeyboardInterrupt):
     """Raised between two steps of a run that was asked to stop."""
@@ -86,7 +89,7 @@ class Trainer:
 
     def _measured(self, event: Event) -> None:
         self.telemetry.emit(event)
-        self.checkpoints.save()
+        self.checkpoints.save_after(MEASURED_SECONDS)
         self._stop_if_asked()
 
     def prepare(self, baseline: Baseline | None = None) -> None:

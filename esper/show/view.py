@@ -278,7 +278,8 @@ class Pace:
         match self.phase:
             case "practice":
                 last = view.of(events.PracticeRound)[-1]
-                return 0.0, last.round, last.rounds
+                done = last.round if last.part is None else last.part * last.rounds  # rounds differ in length
+                return 0.0, done, last.rounds
             case "rounds":
                 return self._resumed(), view.done + view.part_of_round, view.rounds
             case "comparison":

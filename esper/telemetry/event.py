@@ -152,7 +152,8 @@ class StageChanged(HostEvent):
     before: str
     after: str
     cause: str
-    """The action, or an event of training; :data:`CAUSES` has the words for those that remove a seed."""
+    """The action, or an event of training: "merged" for a seed that became a part of the host's layers, and those of
+    :data:`CAUSES`, which remove a seed."""
 
 
 CAUSES = {
@@ -227,6 +228,9 @@ class EpisodeCompleted(Event):
     """Floating-point operations of a forward pass of the host without seeds, a sample. Older logs lack this field and
     the next one; they read as 0."""
     fossil_flops: float = 0.0
+    merges: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Number of seeds that have become a part of the host's layers, by slot; ``fossils`` are those beside them. Older
+    logs lack this field; it reads as empty."""
     stopped: str | None = None
     """The reason that it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 
@@ -282,6 +286,8 @@ class PracticeRound(Event):
     round: int
     rounds: int
     mean_return: float
+    part: float | None = None
+    """Part of practice that is done, by its env steps, 0 to 1; None in logs of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

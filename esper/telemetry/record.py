@@ -16,7 +16,7 @@ def record(event: Event) -> dict[str, Any]:
     return {
         "event": type(event).__name__,
         "schema": SCHEMA_VERSION,
-        **plain(dataclasses.asdict(event)),
+        **plain(event),
     }
 
 

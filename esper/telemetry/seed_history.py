@@ -43,6 +43,8 @@ class TriedSeed:
     """Whether it was ever blended into the host."""
     parameters: int | None = None
     """Its number of parameters; known if it was kept."""
+    merged: int | None = None
+    """Epoch at which it became a part of the host's layers; None if it did not."""
 
     @property
     def kept(self) -> bool:
@@ -57,7 +59,10 @@ class TriedSeed:
     def end(self) -> str:
         """Its fate, and the reason that it was not kept."""
         if self.kept:
-            return f"kept at epoch {self.until}"
+            words = f"kept at epoch {self.until}"
+            if self.merged is not None:
+                words += f", merged at epoch {self.merged}"
+            return words
         if not self.removed:
             words = f"in {self.stage} at the end"
             if self.standing:
@@ -141,6 +146,10 @@ class Life:
             self.seeds.append(new)
         seed = self.present.get(event.slot)
         if seed is None:
+            return
+        if event.cause == "merged":
+            seed.merged = event.epoch
+            del self.present[event.slot]
             return
         seed.until = event.epoch
         if event.after == "PRUNED":

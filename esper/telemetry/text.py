@@ -7,6 +7,7 @@ import math
 import sys
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from esper.agents.spec import ControllerSpec
@@ -110,13 +111,18 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Replaces NaN and infinities, which JSON lacks, by strings, so that every parser can read the log."""
+    """Replaces NaN and infinities, which JSON lacks, by strings, so that every parser can read the log.
+
+    A dataclass becomes a dict of its fields.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return list(map(plain, value))
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return value
 
 

@@ -111,6 +111,8 @@ class CounterfactualHelper:
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
+        self.accuracies: list[float] = []
+        """By row, pp."""
 
     def plan(self, sites: list[Site], costly: bool, lean: bool = False) -> list[Configuration]:
         """Returns the distinct configurations to evaluate for ``sites`` (execution order); forgets earlier results.
@@ -176,6 +178,7 @@ class CounterfactualHelper:
         self.correct = correct.astype(np.float64)
         self.counts = counts
         self.loss = loss
+        self.accuracies = (100.0 * self.correct.sum(axis=1) / counts.sum()).tolist()
 
     def measured(self, name: Coalition | str) -> bool:
         """True if a configuration is part of the plan."""
@@ -183,7 +186,7 @@ class CounterfactualHelper:
 
     def accuracy(self, name: Coalition | str) -> float:
         """Returns the accuracy of a configuration, pp."""
-        return 100.0 * float(self.correct[self.row_of[name]].sum()) / float(self.counts.sum())
+        return self.accuracies[self.row_of[name]]
 
     def loss_of(self, name: Coalition | str) -> float:
         return float(self.loss[self.row_of[name]])

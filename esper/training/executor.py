@@ -70,8 +70,15 @@ class Executor(Protocol):
                 started work has finished.
         """
 
-    def train(self, hosts: Sequence[HostTraining]) -> None:
-        """Trains every host for one epoch on data in memory. Raises the errors of :meth:`run`."""
+    def train(
+        self,
+        hosts: Sequence[HostTraining],
+        then: Callable[[HostTraining], None] | None = None,
+    ) -> None:
+        """Trains every host for one epoch on data in memory, and calls ``then`` for each host that has been trained.
+
+        Workers of a CPU do so without waiting for the other hosts. Raises the errors of :meth:`run`.
+        """
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Captures what ``hosts`` repeat, or runs it in compiled code, until :meth:`release`, where it can."""

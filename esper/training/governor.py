@@ -179,6 +179,17 @@ class Governor:
         self._saved = min(2, self._saved + 1)
         return True
 
+    def rebase(
+        self,
+        training: Restorable,
+        record: ValidationRecord,
+        measured: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Makes the present state that of both snapshots: the layers have grown, and do not go back."""
+        for snapshot in self._generations:
+            snapshot.save(training, record, measured)
+        self._saved = len(self._generations)
+
     def held(self) -> Counter[str]:
         """Returns the bytes of the snapshots by place: ``cpu``, ``cuda:0``, ..."""
         return self._generations[0].held() + self._generations[1].held()

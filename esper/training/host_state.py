@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.ramps import STYLES
 from esper.training.host_training import HostTraining
+from esper.training.metrics import HOST
 from esper.training.snapshot import cpu_copy, fill
 
 State = dict[str, Any]
@@ -48,13 +49,15 @@ def host_state(training: HostTraining) -> State:
     seeds = {}
     for site in training.sites:
         if site.planted is not None:
-            seeds[site.name] = (site.planted.blueprint.name, site.planted.style.name)
+            planted = site.planted
+            seeds[site.name] = (planted.blueprint.name, planted.style.name, planted.module.leading)
     return {
         "run_seed": training.run_seed,
         "episode": training.episode,
         "epoch": training.epoch,
         "germinations": training.germinations,
         "seeds": seeds,
+        "grown": training.grown,
         "planted_at": dict(training.planted_at),
         "shadows": list(training.shadows),
         "tensors": {name: cpu_copy(tensor) for name, tensor in all_tensors(training)},
@@ -86,13 +89,16 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     every value is overwritten. Raises ValueError if the tensors do not match those of ``state``.
     """
     training.reset(state["run_seed"], state["episode"])
+    if state.get("grown"):
+        saved = state["tensors"].items()
+        training.take_shapes({name.removeprefix(f"{HOST}."): tensor.shape for name, tensor in saved})
     fill(training.network_tensors(()), state["tensors"])  # seeds are probed with these weights
     for site in training.sites:
         if site.name not in state["seeds"]:
             continue
-        blueprint, style = state["seeds"][site.name]
+        blueprint, style, *leading = state["seeds"][site.name]  # earlier versions have no third
         recipe = blueprints.at(training.host.topology, site.place, blueprint)
-        training.plant(site, recipe, STYLES[style])
+        training.plant(site, recipe, STYLES[style], *leading)
     training.planted_at.update(state.get("planted_at", {}))
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])

@@ -40,14 +40,18 @@ class HostTrainer:
             self._train = partial(train_in_step, self.batches, self.hosts, executor)
         executor.adopt(self.hosts)
 
-    def epoch(self, active: Sequence[HostTraining]) -> None:
-        """Trains the hosts in ``active`` for one epoch.
+    def epoch(
+        self,
+        active: Sequence[HostTraining],
+        then: Callable[[HostTraining], None] | None = None,
+    ) -> None:
+        """Trains the hosts in ``active`` for one epoch, and calls ``then`` for each as ``Executor.train`` does.
 
         Raises HostError with env, epoch and batch; OutOfMemory if memory runs out; and SharedBatchError for data that
         cannot be read or used.
         """
         with self._explaining_memory():
-            self._train(active)
+            self._train(active, then)
 
     def run(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
         """Runs ``work``, such as a validation, for every host. Raises HostError, or OutOfMemory."""
@@ -95,8 +99,11 @@ def train_in_step(
     hosts: Sequence[HostTraining],
     executor: Executor,
     active: Sequence[HostTraining],
+    then: Callable[[HostTraining], None] | None = None,
 ) -> None:
     """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
+
+    ``then`` is called for each of them after the last batch.
 
     Raises the errors of ``executor``, and SharedBatchError, with env, epoch and batch, for data that cannot be read.
     """
@@ -129,6 +136,8 @@ def train_in_step(
         raise _placed(died, indices, active) from error
     for training in active:
         training.epoch += 1
+    if then is not None:
+        executor.run(then, active)
 
 
 def _placed(

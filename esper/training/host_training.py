@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, features_at, layers_of
+from esper.hosts.widen import resize, shapes_of
 from esper.ops.optimizer import SGD, AdamW
 from esper.training.batches import BatchLoader
 from esper.training.metrics import HOST, EpochMetrics, SeedGradientCollector, finite_buffers
@@ -89,12 +90,11 @@ class HostTraining:
         """Alphas of the validated configurations, [K, S]; the pass reads them on the device."""
         self.vacant: frozenset[int] = frozenset()
         """Sites at which an epoch's training passes do not change features."""
-        self.host_group = ParameterGroup(
-            HOST,
-            _learning(self.host),
-            _make_optimizer(self.host, config.task, self.rate, config.task.weight_decay),
-            None,
-        )
+        self.shapes = 0
+        """Number of times that tensors of the host have changed their shapes."""
+        self.grown = False
+        """Whether its layers have grown in this episode."""
+        self.renew_host_group()
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
         self.pool = SeedPool()
@@ -120,7 +120,17 @@ class HostTraining:
         self.epoch = 0
         self.germinations = 0
         with seeded(self._seed(RngStream.HOST)):
-            _copy_fresh_host(self)
+            fresh = self.task.build_host().to(self.device)
+            fresh.probe(self.sample)  # lazy layers get their weights here
+        # Seeds of the last episode go; the pool keeps their memory.
+        for site in self.sites:
+            site.remove()
+        self.seed_groups.clear()
+        self.planted_at.clear()
+        self.shadows.clear()
+        self.take_shapes(shapes_of(fresh))
+        self.grown = False
+        _overwrite(self.host, fresh)
         if self.native is not None:
             self.native.forget()
         self.finite_buffers = finite_buffers(self.host)
@@ -132,17 +142,44 @@ class HostTraining:
         self.dropout.manual_seed(self._seed(RngStream.DROPOUT))
         self.totals.zero_training()
         self.gradient_stats.restart(())
-        # Seeds of the last episode go; the pool keeps their memory.
-        for site in self.sites:
-            site.remove()
-        self.seed_groups.clear()
-        self.planted_at.clear()
-        self.shadows.clear()
         self.shadow_dropout.clear()
         self.global_seeds.clear()
 
-    def plant(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
+    def take_shapes(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Gives the host's tensors these shapes, by name, before values are loaded into them."""
+        if resize(self.host, shapes):
+            self.renew_host_group()
+            self.follow_layers()
+
+    def renew_host_group(self) -> None:
+        """Makes a new group of the host's parameters, with zero momentum."""
+        task = self.config.task
+        optimizer = _make_optimizer(self.host, task, self.rate, task.weight_decay)
+        self.host_group = ParameterGroup(HOST, _learning(self.host), optimizer, None)
+
+    def follow_layers(self) -> None:
+        """Brings all that depends on the shapes of the host's tensors up to date."""
+        self.shapes += 1
+        self.grown = True
+        self.host.follow_layers(self.sample)
+        for site, place in zip(self.sites, self.host.sites, strict=True):
+            site.move(place)
+        self.finite_buffers = finite_buffers(self.host)
+        for shadow in self.shadows.values():
+            shadow.refill()
+        if self.native is not None:
+            self.native.follow_layers()
+
+    def plant(
+        self,
+        site: Site,
+        blueprint: Blueprint,
+        style: BlendStyle,
+        leading: int | None = None,
+    ) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
+
+        ``leading`` is that of ``Seed``.
 
         Raises GerminationFailed without changing the site, and ValueError for a site that has a seed.
         """
@@ -157,13 +194,13 @@ class HostTraining:
             return self.pool.reuse(seed, (site.name, blueprint, style.operator))
 
         with seeded(self._seed(RngStream.SEED, self.germinations)):
-            planted = site.plant(blueprint, style, probe, prepare)
+            planted = site.plant(blueprint, style, probe, prepare, leading)
         self.germinations += 1
         self.planted_at[site.name] = self.epoch
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
         self.shadow_dropout[site.name] = generator
         joins = self.config.env.at_once and blueprint.at_once
-        group = self._group_of(site, planted.module, joins)
+        group = self.group_of(site, planted.module, joins)
         self.seed_groups[site.name] = group
         if blueprint.copies is not None:
             modules = blueprint.copies(site.place)
@@ -192,7 +229,7 @@ class HostTraining:
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
-    def _group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
+    def group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
         """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer.
 
         ``joins``: whether it is trained as a part of the host, clipped with it and with its weight decay.
@@ -347,12 +384,10 @@ def _make_optimizer(
     return optimizer
 
 
-def _copy_fresh_host(training: HostTraining) -> None:
+def _overwrite(host: Host, fresh: Host) -> None:
     """Overwrites the host with a new one, in its own memory."""
-    fresh = training.task.build_host().to(training.device)
-    fresh.probe(training.sample)  # lazy layers get their weights here
-    training.host.load_state_dict(fresh.state_dict())
-    for buffer, initial in zip(training.host.buffers(), fresh.buffers(), strict=True):
+    host.load_state_dict(fresh.state_dict())
+    for buffer, initial in zip(host.buffers(), fresh.buffers(), strict=True):
         buffer.copy_(initial)  # including non-persistent buffers
 
 

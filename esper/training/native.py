@@ -12,17 +12,18 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from esper.data.objective import ClassObjective
 from esper.data.split import Split
 from esper.ops.optimizer import gathered
-from esper.ops.tape import Program, Shape, Unsupported
+from esper.ops.tape import Program, Unsupported
 from esper.training.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.metrics import EpochMetrics
+from esper.training.native_data import NativeData
 from esper.training.native_program import (
     Configuration,
+    Route,
+    route_of,
     training_roles,
     training_tape,
     validation_roles,
@@ -36,8 +37,6 @@ MAX_PROGRAMS = 32
 MOST_FLOPS = 2.5e9
 """Operations of a host in a step, from which on PyTorch's convolutions are faster than Esper's (measured,
 benchmarks/results/training_cpu.md): passes forward and back of a batch, without seeds."""
-CHUNK = 128
-"""Samples of a validation that pass through the layers together."""
 
 
 class NativePasses:
@@ -59,6 +58,7 @@ class NativePasses:
         most_flops: float | None = None,
     ) -> None:
         self.training = training
+        self.data = NativeData(training)
         self.most_flops = most_flops
         self.cancelled_address = cancelled_address
         self.reasons: Counter[str] = Counter()
@@ -69,11 +69,17 @@ class NativePasses:
         """Drops the programs of earlier episodes."""
         self._programs.clear()
 
+    def follow_layers(self) -> None:
+        """Drops all that was made for layers of other shapes."""
+        self.forget()
+        vars(self).pop("_flops", None)
+        vars(self).pop("_route", None)
+
     def obstacle(self) -> str | None:
         """Returns the reason why the host without seeds has no native passes; None if it has."""
         try:
             self._check()
-            training_tape(self.training, self.shape())
+            training_tape(self.training, self.data.shape, route_of(self.training.host), self.data.length)
         except Unsupported as reason:
             return str(reason)
         return None
@@ -103,25 +109,37 @@ class NativePasses:
         key = ("validation", branching, *validation_roles(self.training))
         try:
             program, outputs = self.program(key, lambda: self._write_validation(configurations))
+            y = self.data.targets(split.y)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
             return False
         training = self.training
+        length = self.data.length
         count = len(configurations)
         size = training.task.evaluation_batch
         sums = totals.stats(count)
         for start in range(0, len(split), size):
             stop = min(start + size, len(split))
+            x = self.data.samples(split.inputs(start, stop))
+            scores = totals.correct(count)[:, start:stop]
+            of_samples = scores
+            if length > 1:
+                of_samples = scores.new_empty((count, len(x)), dtype=torch.uint8)
             torch.ops.esper.tape_scores_(
                 *program.arguments,
                 program.ends,
                 outputs,
-                split.inputs(start, stop),
-                split.y[start:stop],
+                x,
+                y[length * start : length * stop],
+                *self.data.objective,
+                0.0,  # labels are not smoothed
                 sums,
-                totals.correct(count)[:, start:stop],
-                CHUNK,
+                of_samples,
+                self.data.chunk,
             )
+            if length > 1:
+                positions = of_samples.view(count, -1, length)
+                scores.copy_(positions.sum(dim=2))
         return True
 
     def _check(self) -> None:
@@ -136,8 +154,8 @@ class NativePasses:
             raise Unsupported("micro-batches are passes of PyTorch")
         if training.arithmetic.precision != "float32":
             raise Unsupported(f"native passes are in float32, not in {training.arithmetic.precision}")
-        if not isinstance(training.task.objective, ClassObjective) or feed.y.dim() != 1:
-            raise Unsupported("native passes have the loss cross_entropy with one target a sample")
+        _ = self.data.objective
+        self.data.targets(feed.split.y)
         if self.most_flops is not None and self._flops > self.most_flops:
             raise Unsupported(
                 f"with {self._flops / 1e6:.0f} MFLOP a step PyTorch is faster; run.tier=native does not ask"
@@ -147,16 +165,15 @@ class NativePasses:
     def _flops(self) -> float:
         """Operations of the host in a step. Raises Unsupported."""
         training = self.training
-        host, _ = validation_tape(training, self.shape(), [(0.0,) * len(training.sites)])
-        return 3.0 * host.flops * training.config.task.batch_size  # back is twice forward
+        alone = [(0.0,) * len(training.sites)]
+        host, _ = validation_tape(training, self.data.shape, self._route, alone, self.data.length)
+        samples = training.config.task.batch_size * self.data.length
+        return 3.0 * host.flops * samples  # back is twice forward
 
-    def shape(self) -> Shape:
-        """Returns the shape of the inputs, without the batch. Raises Unsupported."""
-        x = feed_of(self.training).x
-        if not isinstance(x, Tensor) or x.dim() not in (2, 4) or not x.is_floating_point():
-            raise Unsupported("inputs other than vectors and images of numbers have no compiled form")
-        channels, height, width = (*x.shape[1:], 1, 1)[:3]
-        return channels, height, width
+    @cached_property
+    def _route(self) -> Route:
+        """The layers of the host. Raises Unsupported."""
+        return route_of(self.training.host)
 
     def program(self, key: Hashable, write: Callable[[], Made]) -> Made:
         """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
@@ -175,10 +192,16 @@ class NativePasses:
         return found  # type: ignore[no-any-return]
 
     def _write_training(self) -> Program:
-        return training_tape(self.training, self.shape()).program()
+        return training_tape(self.training, self.data.shape, self._route, self.data.length).program()
 
     def _write_validation(self, configurations: list[Configuration]) -> tuple[Program, list[int]]:
-        tape, outputs = validation_tape(self.training, self.shape(), configurations)
+        tape, outputs = validation_tape(
+            self.training,
+            self.data.shape,
+            self._route,
+            configurations,
+            self.data.length,
+        )
         return tape.program(), outputs
 
     def _train(self, program: Program, groups: list[ParameterGroup]) -> None:
@@ -212,16 +235,12 @@ class NativePasses:
             operator(
                 *program.arguments,
                 program.ends,
-                feed.split.x,
-                feed.split.y,
-                feed.split.table,
-                None if feed.split.table is None else feed.x,
-                feed.order,
-                feed.batch_size,
+                *self.data.batches(),
                 feed.seed,
                 feed.epoch,
                 feed.augmentation.crop,
                 feed.augmentation.flip,
+                *self.data.objective,
                 config.label_smoothing,
                 training.totals.training,
                 [rate.rate for rate in rates],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from esper.core.site import Role, Site
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost
+from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
 from esper.hosts.seed_hook import SitePath
 from esper.ops.tape import Shape, Tape, Unsupported, require_plain
+from esper.ops.tape_parts import Parts
 from esper.training import native_layers  # noqa: F401  registers Esper's layers
 from esper.training.host_training import HostTraining
 from esper.training.shadow import copied_buffers
@@ -50,6 +52,10 @@ class Route:
     steps: tuple[Step, ...]
     spans: tuple[SiteSpan, ...]
     """Where each site reads and adds."""
+    grown: tuple[Mapping[int, tuple[nn.Module, float]], ...] = ()
+    """Seeds that are built in, with their alphas, by the number of their site; those of the inner host first."""
+    parts: Parts = field(default_factory=Parts)
+    """Parts of tapes of the layers, and of the seeds at the sites."""
 
     def write(
         self,
@@ -75,15 +81,34 @@ class Route:
                 source = value
                 if span.source != joint:
                     source = earlier[span.source]
+                value, source = self._with_grown(tape, site, value, source)
                 value = at_site(site, Arrival(joint, value, source, dict(earlier)))
             if joint == len(self.steps):
                 break
             earlier[joint] = value
             step = self.steps[joint]
-            value = tape.add(step.module, value)
+            value = self.parts.write(tape, step.module, value)
             if step.adds is not None:
                 value = tape.plus(earlier[step.adds], value)
         return value
+
+    def _with_grown(
+        self,
+        tape: Tape,
+        site: int,
+        h: int,
+        source: int,
+    ) -> tuple[int, int]:
+        """Writes the seeds that are built in at a site; returns the features there, and those that a seed reads."""
+        for seeds in self.grown:
+            if site not in seeds:
+                continue
+            seed, alpha = seeds[site]
+            reads_sink = source == h
+            h = tape.plus(h, self.parts.write(tape, seed, source), alpha)
+            if reads_sink:
+                source = h
+        return h, source
 
 
 def route_of(host: Host) -> Route:
@@ -92,6 +117,8 @@ def route_of(host: Host) -> Route:
         return Route(host.steps, host.spans)
     if type(host) is GraftedHost:
         return _route_of_graft(host)
+    if type(host) is GrownHost:
+        return _route_of_grown(host)
     raise Unsupported(f"a {type(host).__name__} has no compiled form")
 
 
@@ -102,6 +129,15 @@ def _runs_its_steps(kind: type[SegmentedHost]) -> bool:
             return False
     # A fused pool gives the same numbers.
     return kind._step in (SegmentedHost._step, CNNHost._step)
+
+
+def _route_of_grown(host: GrownHost) -> Route:
+    route = route_of(host.host)
+    seeds = {}
+    for number, site in enumerate(host.sites):
+        if site.name in host.kept:
+            seeds[number] = host.seeds[site.name], host.kept[site.name].alpha
+    return replace(route, grown=(*route.grown, seeds))
 
 
 def _route_of_graft(host: GraftedHost) -> Route:
@@ -143,6 +179,7 @@ def _route_of_graft(host: GraftedHost) -> Route:
 
 def write_delta(
     tape: Tape,
+    parts: Parts,
     site: Site,
     source: int,
     track_finite: bool,
@@ -152,31 +189,36 @@ def write_delta(
     if seed is None:
         raise ValueError(f"{site.name} has no seed")
     if site.fossil:
-        return tape.add(seed.module, source)
+        return parts.write(tape, seed.module, source)
     guarded = tape.guard(source, seed.finite, of_gradients=True, marks=track_finite)
-    delta = tape.add(seed.module, guarded)
+    delta = parts.write(tape, seed.module, guarded)
     return tape.guard(delta, seed.finite, of_gradients=False, marks=track_finite)
 
 
-def training_tape(training: HostTraining, shape: Shape) -> Tape:
-    """Writes a step for inputs of this ``shape``: the host's pass, then the shadow pass of each incubating seed.
+def training_tape(
+    training: HostTraining,
+    shape: Shape,
+    route: Route,
+    length: int = 1,
+) -> Tape:
+    """Writes a step: the host's pass, then the shadow pass of each incubating seed.
 
-    Each is a section, whose output are the logits of its loss. Raises Unsupported.
+    ``shape`` is that of a sample, and ``length`` as in ``Tape``. Each pass is a section, whose output are the logits of
+    its loss. Raises Unsupported.
     """
-    tape = Tape(shape)
-    route = route_of(training.host)
+    tape = Tape(shape, length)
     waiting: dict[int, Arrival] = {}
 
     def blending(shadow: bool) -> AtSite:
         def at_site(number: int, at: Arrival) -> int:
             site = training.sites[number]
             if site.on:
-                delta = write_delta(tape, site, at.source, track_finite=not shadow)
+                delta = write_delta(tape, route.parts, site, at.source, track_finite=not shadow)
                 return tape.plus(at.h, delta, alpha_of(training, ALPHA, number))
             if shadow or not site.incubating:
                 return at.h
             if training.config.env.incubation == "ste":
-                delta = write_delta(tape, site, tape.detach(at.source), track_finite=True)
+                delta = write_delta(tape, route.parts, site, tape.detach(at.source), track_finite=True)
                 return tape.pass_through(at.h, delta)
             waiting[number] = at
             return at.h
@@ -190,7 +232,7 @@ def training_tape(training: HostTraining, shape: Shape) -> Tape:
         tape.learning = {id(parameter) for parameter in training.seed_groups[site.name].parameters}
         with training.shadow_of(site).in_place(), copied_buffers(others):
             detached = _detached(tape, at)
-            delta = write_delta(tape, site, detached.source, track_finite=True)
+            delta = write_delta(tape, route.parts, site, detached.source, track_finite=True)
             grown = tape.plus(detached.h, delta, alpha_of(training, TARGET, number))
             after = Arrival(at.joint, grown, grown, detached.earlier)
             end_section(tape, route.write(tape, blending(shadow=True), after, last=number))
@@ -236,13 +278,14 @@ class _Branch:
 def validation_tape(
     training: HostTraining,
     shape: Shape,
+    route: Route,
     configurations: list[Configuration],
+    length: int = 1,
 ) -> tuple[Tape, list[int]]:
     """Writes the passes of all configurations; returns the values of their logits, too. Raises Unsupported."""
-    tape = Tape(shape)
+    tape = Tape(shape, length)
     tape.learning = ()
     tape.evaluates = True
-    route = route_of(training.host)
     outputs: dict[int, int] = {}
     waiting = [_Branch(list(range(len(configurations))), -1, Arrival(0, 0, 0, {}), True)]
     while waiting:
@@ -271,7 +314,7 @@ def validation_tape(
                     by_alpha.setdefault(configurations[member][number], []).append(member)
                 delta = None
                 if site.seed is not None and any(by_alpha):
-                    delta = write_delta(tape, site, at.source, branch.track_finite)
+                    delta = write_delta(tape, route.parts, site, at.source, branch.track_finite)
 
                 def leaving(alpha: float, member: int) -> int:
                     if delta is None or not alpha:

@@ -21,15 +21,23 @@ from torch.nn import functional
 from esper.core.blend import blend
 from esper.core.blueprints.source import inputs_of, is_matrix, reader_of
 from esper.core.place import Features, Place
-from esper.data.objective import PAD
+from esper.data.objective import PAD, ClassObjective
 from esper.data.split import Split
 from esper.hosts.host import kept_modes
 from esper.ops.cross_entropy import cross_entropy_gradient
-from esper.ops.tape import LAYERS, Shape, Tape, Unsupported
+from esper.ops.tape import LAYERS, Tape, Unsupported
 from esper.training.batches import BatchLoader
 from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining
-from esper.training.native_program import Arrival, alpha_of, end_section, route_of, training_roles, write_delta
+from esper.training.native_data import NativeData
+from esper.training.native_program import (
+    Arrival,
+    alpha_of,
+    end_section,
+    route_of,
+    training_roles,
+    write_delta,
+)
 from esper.training.rng import RngHandle, RngStream, derive_seed, has_dropout
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import ALPHA
@@ -54,6 +62,10 @@ class Seen:
     """Gradient of the mean loss at the output of each layer."""
     loss: Tensor
     """Mean loss, []."""
+
+    def at(self, place: int, layer: nn.Module) -> tuple[Tensor, Tensor]:
+        """Returns what a layer reads at each position, and the gradient at its output there."""
+        return rows_of(layer, self.inputs[place]), columns_of(layer, self.gradients[place])
 
 
 def measured_layer(layer: nn.Module | None) -> bool:
@@ -96,7 +108,10 @@ def columns_of(layer: nn.Module, outputs: Tensor) -> Tensor:
     return outputs.reshape(-1, outputs.shape[-1])
 
 
-def inexpressible(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+def inexpressible(
+    first: tuple[Tensor, Tensor],
+    second: tuple[Tensor, Tensor],
+) -> Tensor:
     """Returns the share of the wanted change of a layer that its inputs cannot express, a scalar.
 
     It is 1 − tr(G1ᵀ S⁻¹ G2) / |v|², with G = bᵀ v of each batch, the second moments S of the inputs of both, and the
@@ -108,16 +123,24 @@ def inexpressible(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -
         first: inputs [n, d] and gradients at the output [n, units] by position, on one batch.
         second: the same on another batch.
     """
-    step = -(-len(first[0]) // MAX_ROWS)
-    (b1, v1), (b2, v2) = ((b[::step].double(), v[::step].double()) for b, v in (first, second))
-    rows = len(b1) + len(b2)
-    moments = (b1.T @ b1 + b2.T @ b2) / rows
+    products = []
+    moments: Tensor | float = 0.0
+    whole: Tensor | float = 0.0
+    for inputs, gradients in (first, second):
+        step = -(-len(inputs) // MAX_ROWS)
+        b = inputs[::step].double()
+        v = gradients[::step].double()
+        products.append(b.T @ v / len(b))
+        moments = moments + b.T @ b / (2 * len(b))
+        whole = whole + v.square().sum() / (2 * len(v))
+
+    assert isinstance(moments, Tensor)
     variances = moments.diagonal()
-    # A constant keeps dead inputs, of which there are only zeros, from a division by zero.
-    variances.add_(RIDGE * variances.mean() + torch.finfo(moments.dtype).tiny)
-    fit, _ = torch.linalg.solve_ex(moments, b2.T @ v2 / len(b2))
-    explained = ((b1.T @ v1 / len(b1)) * fit).sum()
-    whole = (v1.square().sum() + v2.square().sum()) / rows
+    # Dead inputs have only zeros, by which nothing can be divided.
+    least = torch.finfo(moments.dtype).tiny
+    variances.add_(RIDGE * variances.mean() + least)
+    fit, _ = torch.linalg.solve_ex(moments, products[1])
+    explained = (products[0] * fit).sum()
     share: Tensor = 1 - explained / whole
     return share
 
@@ -131,7 +154,12 @@ class NeedMeter:
 
     def __init__(self, training: HostTraining) -> None:
         self.training = training
-        self.values = torch.full((len(training.sites),), torch.nan, dtype=torch.float64, device=training.device)
+        self.values = torch.full(
+            (len(training.sites),),
+            torch.nan,
+            dtype=torch.float64,
+            device=training.device,
+        )
         """Need by site in nats or other units of the loss, in the order of execution; NaN where it was not measured."""
         self._order = torch.Generator()
         self._dropout = RngHandle(torch.Generator(training.device))
@@ -160,9 +188,7 @@ class NeedMeter:
         second = see(x[half : 2 * half], y[half : 2 * half])
         loss = (first.loss + second.loss) / 2
         for place, (number, layer) in enumerate(layers.items()):
-            halves = []
-            for seen in (first, second):
-                halves.append((rows_of(layer, seen.inputs[place]), columns_of(layer, seen.gradients[place])))
+            halves = [seen.at(place, layer) for seen in (first, second)]
             self.values[number] = loss * inexpressible(*halves)
 
     def _layer_at(self, place: Place) -> nn.Module | None:
@@ -176,7 +202,13 @@ class NeedMeter:
 
     def _shuffle(self, loader: BatchLoader) -> None:
         training = self.training
-        seed = derive_seed(training.run_seed, training.index, training.episode, RngStream.NEED, training.epoch)
+        seed = derive_seed(
+            training.run_seed,
+            training.index,
+            training.episode,
+            RngStream.NEED,
+            training.epoch,
+        )
         self._order.manual_seed(seed)
         if has_dropout(training.host):
             self._dropout.generator.manual_seed(seed)
@@ -192,20 +224,29 @@ class NeedMeter:
 
         def write() -> NativePass:
             with self._passing(layers):
-                return NativePass(self.training, native.shape(), layers)
+                return NativePass(self.training, native.data, layers)
 
         try:
             return native.program(key, write)
         except Unsupported:
             return None
 
-    def _eager(self, layers: Mapping[int, nn.Module], x: Tensor, y: Tensor) -> Seen:
+    def _eager(
+        self,
+        layers: Mapping[int, nn.Module],
+        x: Tensor,
+        y: Tensor,
+    ) -> Seen:
         """Runs a batch in training mode and sees what the loss wants of ``layers``."""
         training = self.training
         inputs: dict[nn.Module, Tensor] = {}
         outputs: dict[nn.Module, Tensor] = {}
 
-        def look(layer: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        def look(
+            layer: nn.Module,
+            args: tuple[Tensor],
+            output: Tensor,
+        ) -> Tensor:
             inputs[layer] = args[0].detach().clone()  # later layers may work in place
             outputs[layer] = output
             return output.clone()
@@ -215,10 +256,18 @@ class NeedMeter:
                 handle = layer.register_forward_hook(look)
                 hooks.callback(handle.remove)
             logits = training.host.forward_with_hook(x, self._blending)
-            loss, _ = training.task.objective.measure(logits, y, training.config.task.label_smoothing)
-            wanted = [outputs[layer] for layer in layers.values()]
-            gradients = torch.autograd.grad(training.arithmetic.scaled(loss), wanted, materialize_grads=True)
-        return Seen([inputs[layer] for layer in layers.values()], list(gradients), loss.detach())
+            smoothing = training.config.task.label_smoothing
+            loss, _ = training.task.objective.measure(logits, y, smoothing)
+            gradients = torch.autograd.grad(
+                training.arithmetic.scaled(loss),
+                [outputs[layer] for layer in layers.values()],
+                materialize_grads=True,
+            )
+        return Seen(
+            [inputs[layer] for layer in layers.values()],
+            list(gradients),
+            loss.detach(),
+        )
 
     def _blending(self, number: int, at: Features) -> Tensor:
         """The function for sites: blended seeds act, and incubating ones do not."""
@@ -274,7 +323,13 @@ def _loader_of(training: HostTraining) -> BatchLoader | None:
     if not isinstance(task.train, Split) or len(task.train) < LEAST:
         return None
     size = min(max(training.config.task.batch_size, LEAST), len(task.train))
-    return BatchLoader(task.train, size, size, task.augmentation, training.arithmetic.image_dtype)
+    return BatchLoader(
+        task.train,
+        size,
+        size,
+        task.augmentation,
+        training.arithmetic.image_dtype,
+    )
 
 
 class NativePass:
@@ -283,26 +338,33 @@ class NativePass:
     def __init__(
         self,
         training: HostTraining,
-        shape: Shape,
+        data: NativeData,
         layers: Mapping[int, nn.Module],
     ) -> None:
+        if data.length > 1 or not isinstance(training.task.objective, ClassObjective):
+            raise Unsupported("need has a compiled form for one class a sample")
         self.smoothing = training.config.task.label_smoothing
         weights = [layer.get_parameter("weight") for layer in layers.values()]
-        tape = Tape(shape)
+        tape = Tape(data.shape)
         tape.learning = set(map(id, weights))
+
+        route = route_of(training.host)
 
         def at_site(number: int, at: Arrival) -> int:
             site = training.sites[number]
             if not site.on:
                 return at.h
-            delta = write_delta(tape, site, at.source, track_finite=False)
+            delta = write_delta(tape, route.parts, site, at.source, track_finite=False)
             return tape.plus(at.h, delta, alpha_of(training, ALPHA, number))
 
-        end_section(tape, route_of(training.host).write(tape, at_site, Arrival(0, 0, 0, {})))
+        end_section(tape, route.write(tape, at_site, Arrival(0, 0, 0, {})))
         self.program = tape.program()
         convolution = LAYERS.index("convolution")
         rows = {row[4]: row for row in tape.code if row[0] == convolution}  # by the number of the weights
-        found = [rows[tape.tensor(weight, learns=True)] for weight in weights]
+        numbers = [tape.tensor(weight, learns=True) for weight in weights]
+        if not rows.keys() >= set(numbers):
+            raise Unsupported("a measured layer is no single layer in compiled code")
+        found = [rows[number] for number in numbers]
         self.inputs = [row[1] for row in found]
         self.outputs = [row[3] for row in found]
         self.shapes = tape.shapes
@@ -310,11 +372,25 @@ class NativePass:
 
     def __call__(self, x: Tensor, y: Tensor) -> Seen:
         """Runs a batch for its logits, and again with the gradient of their loss."""
-        inputs = [x.new_empty((len(x), *self.shapes[value])) for value in self.inputs]
-        gradients = [x.new_empty((len(x), *self.shapes[value])) for value in self.outputs]
-        logits = self.program.run(x, seen=self.inputs, numbers=inputs).flatten(1)
-        loss, gradient = cross_entropy_gradient(logits, y, PAD, self.smoothing)
-        self.program.run(x, gradient[:, :, None, None], seen=self.outputs, number_gradients=gradients)
+        inputs = self._empty(x, self.inputs)
+        gradients = self._empty(x, self.outputs)
+        logits = self.program.run(x, seen=self.inputs, numbers=inputs)
+        loss, gradient = cross_entropy_gradient(
+            logits.flatten(1),
+            y,
+            PAD,
+            self.smoothing,
+        )
+        self.program.run(
+            x,
+            gradient[:, :, None, None],
+            seen=self.outputs,
+            number_gradients=gradients,
+        )
         for place in self.flat:
             gradients[place] = gradients[place].flatten(1)
         return Seen(inputs, gradients, loss)
+
+    def _empty(self, x: Tensor, values: list[int]) -> list[Tensor]:
+        """Returns room for the ``values`` of a batch."""
+        return [x.new_empty((len(x), *self.shapes[value])) for value in values]

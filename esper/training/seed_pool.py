@@ -83,6 +83,7 @@ class SeedPool:
         if pooled is seed:
             return seed
 
+        pooled.leading = seed.leading
         with torch.no_grad():
             for old, new in zip(_tensors(pooled), _tensors(seed), strict=True):
                 old.copy_(new)

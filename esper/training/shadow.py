@@ -71,9 +71,8 @@ def copied_buffers(seeds: Iterable[Seed]) -> Iterator[None]:
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_buffers(recurse=False))
+    return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
 
 
 def _install(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    for name, buffer in buffers.items():
-        setattr(module, name, buffer)
+    module._buffers.update(buffers)  # setattr would look for parameters and modules of these names, too

@@ -53,10 +53,12 @@ class Restorable(Protocol):
 def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
     """Copies ``saved`` into the tensors of the same names, in the order of the current stream.
 
-    Nothing waits for a GPU. Raises KeyError for a name that was not saved.
+    Nothing waits for a GPU. Raises KeyError for a name that was not saved, and ValueError for another shape.
     """
     with torch.no_grad():
         for name, tensor in live:
+            if saved[name].shape != tensor.shape:  # copying would broadcast
+                raise ValueError(f"{name} is {list(tensor.shape)}, but was saved as {list(saved[name].shape)}")
             tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
 
 
@@ -95,14 +97,16 @@ class Snapshot:
         originals = dict(training.network_tensors(self.measured))
         for name in self.tensors.keys() - originals.keys():
             del self.tensors[name]
+        copies = []
+        for name, tensor in originals.items():
+            copy = self.tensors.get(name)
+            # Memory that fits is used again.
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = torch.empty_like(tensor, requires_grad=False)
+                self.tensors[name] = copy
+            copies.append(copy)
         with torch.no_grad():
-            for name, tensor in originals.items():
-                copy = self.tensors.get(name)
-                # Memory that fits is used again.
-                if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                    copy = torch.empty_like(tensor)
-                    self.tensors[name] = copy
-                copy.copy_(tensor)
+            torch._foreach_copy_(copies, list(originals.values()))
 
     def restore(self, training: Restorable) -> None:
         """Restores host and fossils bit for bit, and removes every other seed.

@@ -51,7 +51,8 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
 
 def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
     """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
-    training.host.train()
+    if not all(module.training for module in training.host.modules()):
+        training.host.train()
     for layer in training.frozen:
         layer.eval()
     training.totals.zero_training()

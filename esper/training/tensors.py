@@ -35,15 +35,22 @@ def _tensors(network: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 def _modules_of(network: nn.Module) -> _Listed:
     listed = _MODULES.get(network)
-    if listed is None or any(
-        _children(network if module is None else module) != children for _, module, children in listed
-    ):
+    if listed is None or _has_changed(network, listed):
         listed = []
         for name, module in network.named_modules():
             prefix = f"{name}." if name else ""
             listed.append((prefix, None if module is network else module, _children(module)))
         _MODULES[network] = listed
     return listed
+
+
+def _has_changed(network: nn.Module, listed: _Listed) -> bool:
+    """Whether a module has other children than when it was listed."""
+    for _, module, children in listed:
+        modules = (network if module is None else module)._modules
+        if (modules or children) and list(modules.values()) != children:  # most modules have none
+            return True
+    return False
 
 
 def _children(module: nn.Module) -> list[nn.Module | None]:

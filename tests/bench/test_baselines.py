@@ -19,8 +19,8 @@ from esper.bench.baselines import (
     TorchHosts,
     Variant,
     Workload,
+    choose_threads,
     in_processes,
-    plain,
     plain_cnn,
     shares,
     tuned,
@@ -60,7 +60,7 @@ def test_both_sides_train_the_same_network(host: CNNHost, other: nn.Module) -> N
 @pytest.mark.parametrize(
     ("variant", "optimizer"),
     [
-        (Variant(plain=True), "sgd"),
+        (Variant(channels_last=False), "sgd"),
         (Variant(BFLOAT16), "adamw"),
     ],
 )
@@ -86,7 +86,7 @@ class Recorder(nn.Linear):
         return super().forward(input)
 
 
-@pytest.mark.parametrize("variant", [Variant(plain=True), Variant(), Variant(BFLOAT16)])
+@pytest.mark.parametrize("variant", [Variant(), Variant(BFLOAT16)])
 def test_an_epoch_trains_each_host_on_every_sample_once(variant: Variant) -> None:
     x = torch.arange(48.0).view(-1, 1)
     data = Workload(Recorder, 2, x, torch.zeros(48, dtype=torch.int64), batch=8)
@@ -114,13 +114,15 @@ def test_the_fastest_variant_is_taken_and_named(
     with tuned(work()) as (name, epoch):
         assert len(epoch()) == 2
     assert name == ("tuned PyTorch: bfloat16 channels_last, compiled, best threads: 1")
-    raced = [Variant(), Variant(BFLOAT16), Variant(BFLOAT16, compiled=True)]
+    eager = [Variant(), Variant(channels_last=False)]
+    eager += [replace(variant, precision=BFLOAT16) for variant in eager]
+    raced = [*eager, Variant(BFLOAT16, compiled=True)]
     assert list(dict.fromkeys(tried)) == raced
     tried.clear()
     float32 = replace(work(), precisions=(torch.float32,))
     with tuned(float32, compiles=False) as (name, _):
         assert "float32 channels_last, eager" in name
-    assert set(tried) == {Variant()}
+    assert set(tried) == {Variant(), Variant(channels_last=False)}
 
 
 def test_threads_are_chosen_by_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +131,10 @@ def test_threads_are_chosen_by_training(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(baselines, "step_seconds", seconds)
     monkeypatch.setattr(baselines, "usable_cores", lambda: 5)
-    name, epoch = plain(work())
-    assert name == "plain eager PyTorch, float32 NCHW, best threads: 3"
+    hosts = TorchHosts(work(), Variant())
+    assert choose_threads(hosts) == "best threads: 3"
     before = torch.get_num_threads()
-    epoch()
+    hosts.epoch()
     assert torch.get_num_threads() == before
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from esper.bench import training
-from esper.bench.case import BenchArgs, BenchPair, load_case
+from esper.bench.case import BenchArgs, load_case
 from esper.bench.fixtures import full_telemetry, growth_env, image_task
 from esper.bench.training import HostOf, Steps, blend, samples_of, short
 from esper.config import ConfigError
@@ -30,13 +30,15 @@ CPU = torch.device("cpu")
 def test_bars_are_set_at_sizes_that_are_measured() -> None:
     size = (4, 128, 8)
     case = load_case("train-epoch")
-    assert training.BARS["cpu", size] == 2.5
-    assert samples_of(size, CPU, quick=False) == 5120
+    assert training.BARS["cpu", size] == 3
+    assert samples_of(size, CPU, quick=False) == 2432
     assert case.sizes[0] == size
     assert len(set(training.SWEEP)) == 24
     sizes = {"cpu": case.sizes, "cuda": case.cuda}
     for device, barred in training.BARS:
         assert barred in sizes[device]
+    for name, _, barred in training.TASK_BARS:
+        assert len(barred) == len(load_case(name).sizes[0])
 
 
 @pytest.mark.parametrize("size", training.SWEEP)
@@ -64,19 +66,14 @@ def rows_of_baselines() -> Iterator[list[int]]:
 def test_baselines_train_on_the_samples_that_their_rates_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "usable_cores", lambda: 1)
     monkeypatch.setattr("esper.bench.baselines.usable_cores", lambda: 1)
     monkeypatch.setattr(training, "samples_of", lambda *size: 12)
     args = BenchArgs(sizes=((2, 4, 2),), quick=True)
-    compared: list[BenchPair] = []
     for comparison in load_case("train-epoch").comparisons(args):
         with rows_of_baselines() as rows:
             comparison.run_baseline()
         assert sum(rows) == comparison.amount == 24
-        compared.append(comparison)
-    tuned, plain = compared
-    assert tuned.baseline.startswith("tuned PyTorch: ")
-    assert plain.baseline.startswith("plain eager PyTorch")
+        assert comparison.baseline.startswith("tuned PyTorch: ")
 
 
 def test_an_epoch_of_a_task_has_full_batches_only() -> None:
@@ -113,19 +110,23 @@ def test_both_sides_train_the_hosts_of_the_task(
     args = BenchArgs(
         sizes=((2, 64),), quick=True, optimizer=optimizer, precision="float32"
     )
-    compared = []
-    for comparison in load_case("train-task").comparisons(args):
-        for _ in range(3):  # more than an episode
-            comparison.run()
-            comparison.run_baseline()
-        compared.append(comparison)
-    alone, growing = compared
-    assert alone.case == "train-task"
-    assert growing.case == "train-task: a step of growth by heuristic"
-    assert alone.amount == growing.amount == 128
-    name = f"digits, E 2, batch 64, {optimizer or 'sgd'}, 64 samples"
-    assert name in alone.size
-    assert "float32" in alone.baseline
+    for name in ("train-task", "grow-task"):
+        for comparison in load_case(name).comparisons(args):
+            for _ in range(3):  # more than an episode
+                comparison.run()
+                comparison.run_baseline()
+            assert comparison.case == name
+            assert comparison.amount == 128
+            size = f"digits, E 2, batch 64, {optimizer or 'sgd'}, 64 samples"
+            assert comparison.size == size
+            assert "float32" in comparison.baseline
+
+
+def test_several_workers_are_compared_with_one() -> None:
+    args = BenchArgs(sizes=((2, 64),), quick=True)
+    (comparison,) = load_case("workers").comparisons(args)
+    assert comparison.baseline == "one worker"
+    assert comparison.amount == 128
 
 
 def test_configurations_evaluated_together_and_separately_agree() -> None:

@@ -158,7 +158,7 @@ def test_adalora_learns_what_it_learns_in_a_loop_of_its_own() -> None:
     tuner = peft.AdaLoraModel(WithLoss(host), config, ADAPTER)
     for parameter in host.segments[-1].parameters():
         parameter.requires_grad_(True)
-    host.take_up_segments()
+    host.follow_layers()
     plain = {name: p for name, p in host.named_parameters() if p.requires_grad}
     learned = {name: p for name, p in ours.host.named_parameters() if p.requires_grad}
     with torch.no_grad():

@@ -130,8 +130,10 @@ class CountingExecutor:
                 work(env)
         self.flops += counter.get_total_flops()
 
-    def train(self, hosts: Iterable[HostTraining]) -> None:
+    def train(self, hosts: Iterable[HostTraining], then: Any = None) -> None:
         self.run(train_epoch, hosts)
+        if then is not None:
+            self.run(then, hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Captures nothing."""

@@ -137,6 +137,7 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
     with rig(n_envs=2) as world:
         world.env.backend.clock = PhaseClock(world.env.spans, [FIRST])
+        world.env.backend.at_one_go = False  # as on a GPU
         monkeypatch.setattr(
             HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch)
         )

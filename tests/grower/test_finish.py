@@ -12,12 +12,13 @@ from torch.optim.swa_utils import AveragedModel
 
 import esper
 from esper.config import ConfigError
+from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.place import Place
 from esper.grower.finish import merge_in_loop
 from esper.grower.sites import network_of
 from esper.hosts.seed_hook import hooks_of
-from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, net, plant, script
+from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, do, net, plant, script
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 
 
@@ -169,6 +170,43 @@ def test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights() -> No
         torch.testing.assert_close(
             state[merged][key][:, 12:], wanted * moments[key].reshape(12, -1)
         )
+
+
+@pytest.mark.parametrize("residual", ["mlp_small", "lora"])
+def test_a_seed_inside_a_widening_keeps_its_units_when_both_are_merged(
+    residual: str, tmp_path: Any
+) -> None:
+    sites = {"r2c0": "body.0 -> body.2", "r0c0": "body.0"}
+    actions = {
+        1: plant("r2c0", "widen_half"),
+        2: plant("r0c0", residual),
+        3: do(Op.ADVANCE, "r0c0"),
+        6: do(Op.ADVANCE, "r0c0"),
+        10: do(Op.ADVANCE, "r0c0"),
+        11: do(Op.FOSSILIZE, "r0c0"),
+    }
+    loop = Loop(
+        sites=sites,
+        controller=script(actions),
+        config=LENIENT.with_values(env={"at_once": True}),
+        epochs=16,
+    ).run()
+    assert loop.grower.kept == {"r2c0": "widen_half", "r0c0": residual}
+    wanted = outputs(loop.model)
+    if residual == "lora":  # it becomes a part of the layer, too
+        model = loop.grower.finish(merge=True)
+        assert not list(hooks_of(model))
+    else:
+        with pytest.warns(UserWarning, match="not merged and stay modules: body.0"):
+            model = loop.grower.finish(merge=True)
+    assert model.body[0].out_features == 18
+    torch.testing.assert_close(outputs(model), wanted)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    torch.testing.assert_close(outputs(loaded), wanted)
+    torch.testing.assert_close(outputs(esper.plain(model, X)), wanted)
+    loop.grower, loop.epochs = None, loop.epochs + 1
+    loop.run()
 
 
 def whole_batch(loop: Loop, _x: Tensor, _y: Tensor) -> None:

@@ -133,14 +133,14 @@ def test_weights_between_two_widenings_are_zero_and_learn() -> None:
     assert torch.count_nonzero(weight.grad[6:, 3:]) > 0
 
 
-def test_a_kept_seed_between_the_layers_keeps_a_widening_apart() -> None:
+def test_a_kept_seed_between_the_layers_of_a_widening_keeps_its_channels() -> None:
     network, x = grown("one widening", residual="r0c0")
-    with pytest.warns(
-        UserWarning,
-        match=r"r2c0: the kept seed in r0c0 changes the units between its layers",
-    ):
+    with pytest.warns(UserWarning, match="not merged and stay modules: r0c0: its host"):
         merged = esper.plain(network, x, merge=True)
     torch.testing.assert_close(merged(x), network(x), rtol=1e-6, atol=1e-6)
+    assert max(p.shape[0] for p in merged.parameters() if p.dim() == 4) == 6
+    names = [name for name, _ in merged.named_parameters() if "seeds" in name]
+    assert names, "the seed is there"
 
 
 def test_units_that_something_else_reads_keep_a_widening_apart_and_nothing_changes() -> (

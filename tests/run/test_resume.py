@@ -208,8 +208,9 @@ def test_a_run_stopped_between_a_round_and_its_update_resumes_there(
 
 @pytest.mark.trap(30)
 def test_finished_parts_of_the_comparison_are_not_played_again(
-    whole: Runs, tmp_path: Path
+    whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("esper.run.trainer.MEASURED_SECONDS", 0.0)
     arms = [e for e in stable_log(whole("compared")[0]) if e["event"] == "ArmPlayed"]
     third = (arms[2]["controller"], arms[2]["round"])
     sink = Does(

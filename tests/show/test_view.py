@@ -72,6 +72,8 @@ def test_practice_and_comparison_have_a_pace_of_their_own() -> None:
     now = 2.0
     view.handle(PracticeRound(1, 4, 0.5))
     assert (view.pace.phase, view.pace.seconds_left()) == ("practice", 6.0)
+    view.handle(PracticeRound(1, 4, 0.5, part=0.1))  # a short round
+    assert view.pace.seconds_left() == pytest.approx(18.0)
     now = 10.0
     view.handle(completed(10))
     left = []

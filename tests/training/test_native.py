@@ -11,14 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import STYLES
 from esper.core.site import Role
 from esper.core.stage import SeedStage as S
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task, resolve
 from esper.data.tasks import load_task
+from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.grown import KeptSeed
+from esper.hosts.host import Host
 from esper.ops.tape import Unsupported
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import Cancelled
@@ -29,10 +33,16 @@ from esper.training.native_program import route_of
 from esper.training.step import train_epoch
 from esper.training.validate import all_off, evaluate
 from tests.core.blueprints.test_cnn import NAMES
-from tests.core_helpers import digits, make_training, plant, tensors_of, tiny_config
+from tests.core_helpers import digits, make_training, plant, tiny_config
 from tests.training.byte_images import byte_digits
+from tests.training.native_pairs import (
+    both,
+    check_alike,
+    check_validation,
+    doubled,
+    state_of,
+)
 
-CLOSE = 1e-5
 STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
 
 
@@ -42,79 +52,6 @@ def one(
     rate = {"learning_rate": 0.01} if optimizer == "adamw" else {}
     values = {"batch_size": 48, "optimizer": optimizer, **rate, **task}
     return make_training(tiny_config(task=values, env={"incubation": incubation}))
-
-
-def both(make: Callable[[], HostTraining]) -> tuple[HostTraining, HostTraining]:
-    eager = make()
-    native = make()
-    native.native = NativePasses(native)
-    return eager, native
-
-
-def state_of(training: HostTraining) -> dict[str, Tensor]:
-    """All that an epoch writes."""
-    state = tensors_of(training, tuple(training.seed_groups))
-    for name, buffers in training.shadows.items():
-        for number, tensor in enumerate(buffers.tensors()):
-            state[f"shadow.{name}.{number}"] = tensor.clone()
-    for group in [training.host_group, *training.seed_groups.values()]:
-        for number, parameter in enumerate(group.parameters):
-            for name, value in group.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    state[f"{group.name}.{name}.{number}"] = value.clone()
-    for site in training.sites:
-        if site.planted is not None:
-            state[f"{site.name}.finite"] = site.planted.finite.clone()
-    state["totals"] = training.totals.training.clone()
-    state["statistics"] = training.gradient_stats.total.clone()
-    state["rate"] = training.rate.clone()
-    return state
-
-
-def check_alike(
-    eager: HostTraining, native: HostTraining, tolerance: float = CLOSE
-) -> None:
-    assert native.native is not None
-    assert native.native.reasons == {}
-    expected = state_of(eager)
-    found = state_of(native)
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name],
-            tensor,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
-    assert (eager.epoch, eager.gradient_stats.batches) == (
-        native.epoch,
-        native.gradient_stats.batches,
-    )
-
-
-def check_validation(
-    eager: HostTraining, native: HostTraining, tolerance: float = 1e-4
-) -> None:
-    on = [site.seed is not None for site in eager.sites]
-    configurations = [
-        all_off(eager),
-        tuple(0.7 if planted else 0.0 for planted in on),
-        tuple(
-            0.4 if planted and number % 2 else 0.0 for number, planted in enumerate(on)
-        ),
-    ]
-    configurations = list(dict.fromkeys(configurations))
-    expected = evaluate(eager, eager.task.validation, configurations)
-    found = evaluate(native, native.task.validation, configurations)
-    torch.testing.assert_close(
-        found.stats, expected.stats, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
-    different = (found.correct != expected.correct).double().mean()
-    assert different < 0.01  # a tie by rounding
-    assert native.native is not None
-    assert native.native.reasons == {}
 
 
 def cases() -> Iterator[Any]:
@@ -252,24 +189,6 @@ def test_data_rates_and_frozen_layers_are_those_of_pytorch(name: str) -> None:
     check_validation(eager, native, 1e-3)
 
 
-def doubled(training: HostTraining) -> HostTraining:
-    """The host in float64, as no task has it."""
-    for module in [training.host, *training.seeds()]:
-        module.double()
-    for name in ("alphas", "tried"):
-        setattr(training, name, getattr(training, name).double())
-    training.shadows.clear()
-    training.pool.shadows.clear()
-    for group in [training.host_group, *training.seed_groups.values()]:
-        group.optimizer.state.clear()
-        group.optimizer.zero_state()
-    feed = training.feed
-    assert feed is not None
-    feed.split = Split(feed.split.x.double(), feed.split.y)
-    feed.x = feed.x.double()
-    return training
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
 def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
@@ -286,6 +205,68 @@ def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
         train_epoch(eager)
         train_epoch(native)
     check_alike(eager, native, 1e-9)
+
+
+def test_a_delta_above_its_limit_learns_from_the_samples_that_are_there() -> None:
+    """Straight through, it turns and shrinks; a lane without a sample has a delta, too."""
+
+    def make() -> HostTraining:
+        of = load_task("digits_table")
+        training = of_task(
+            of, env={"incubation": "ste"}, task={"batch_size": 17, "momentum": 0.0}
+        )
+        site = plant(training, "r0c0", "mlp")
+        assert site.seed is not None
+        with torch.no_grad():
+            list(site.seed.parameters())[-1].fill_(100.0)
+        return doubled(training)
+
+    eager, native = both(make)
+    train_epoch(eager)
+    train_epoch(native)
+    check_alike(eager, native, 1e-9)
+
+
+def grown_host() -> Host:
+    """A host with seeds built in twice, of which one reads a source."""
+    torch.manual_seed(0)
+    host: Host = digits().new_host(["all"])
+    levels = [
+        {"r0c0": ("conv_light", 1.0), "r2c0": ("widen_half", 0.7)},
+        {"r0c0": ("norm", 0.5)},
+    ]
+    for seeds in levels:
+        kept = {}
+        blueprints = {}
+        places = {place.name: place for place in host.sites}
+        for slot, (name, alpha) in seeds.items():
+            kept[slot] = KeptSeed(name, "LINEAR_ADD", alpha)
+            blueprints[slot] = BLUEPRINTS.at("cnn", places[slot], name)
+        host = assemble(host, kept, blueprints, "digits")
+    for parameter in host.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return host
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+def test_seeds_that_are_built_into_a_host_are_a_part_of_its_native_passes(
+    incubation: str,
+) -> None:
+    def make() -> HostTraining:
+        task = replace(digits(), build_host=grown_host)
+        values = {"batch_size": 48, "samples_per_epoch": 96}
+        training = of_task(task, env={"incubation": incubation}, task=values)
+        assert len(training.host_group.parameters) > 15
+        plant(training, "r0c0", "bottleneck", "GATED_GATE", S.BLENDING, 0.4)
+        plant(training, "r2c0", "widen_quarter", "LINEAR_ADD", S.TRAINING, 0.8)
+        return doubled(training)
+
+    eager, native = both(make)
+    for _ in range(2):
+        train_epoch(eager)
+        train_epoch(native)
+    check_alike(eager, native, 1e-9)
+    check_validation(eager, native, 1e-9)
 
 
 def spoil(module: nn.Module, value: float) -> None:

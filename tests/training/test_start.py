@@ -25,8 +25,10 @@ from esper.training import start
 from esper.training.execution.tiers import make_executor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
+from esper.training.native import NativePasses
 from esper.training.precision import concrete
 from esper.training.rng import HELD_OUT
+from esper.training.seed_pool import ParameterGroup
 from tests.core_helpers import wait_actions
 
 
@@ -58,7 +60,7 @@ def env_of(hosts: Task, **sections: Any) -> Iterator[GrowthVectorEnv]:
         "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
     }
     for name, section in sections.items():
-        values[name] = {**values[name], **section}
+        values[name] = {**values.get(name, {}), **section}
     config = TrainingConfig.parse(values)
     env = EnvMaker.of(config, hosts).make()
     assert isinstance(env, GrowthVectorEnv)
@@ -93,6 +95,26 @@ def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule(
         assert not equal(first, second)
         episode(env)
         assert env.training[0].horizon == 2
+
+
+def test_hosts_are_trained_first_in_compiled_code_where_a_run_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs: dict[int, list[bool]] = {}
+    train = NativePasses.train
+
+    def counted(passes: NativePasses, groups: list[ParameterGroup]) -> bool:
+        done = train(passes, groups)
+        epochs.setdefault(passes.training.index, []).append(done)
+        return done
+
+    monkeypatch.setattr(NativePasses, "train", counted)
+    with env_of(short(), run={"tier": "native"}) as env:
+        env.reset(seed=3)
+    alone = {
+        index: done for index, done in epochs.items() if index >= start.FIRST_INDEX
+    }
+    assert list(alone.values()) == [[True] * 4] * 3  # two envs and the baseline
 
 
 def test_the_episodes_of_a_run_start_from_the_same_weights_and_draw_other_batches() -> (

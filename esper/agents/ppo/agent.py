@@ -43,7 +43,12 @@ class PPOAgent(Policy):
     ) -> None:
         super().__init__(spec, layout, n_envs, config, run_seed, device)
         self.parameters = list(self.network.parameters())
-        self.optimizer = Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
+        self.optimizer = Adam(
+            self.parameters,
+            lr=config.learning_rate,
+            eps=config.adam_eps,
+            fused=True,
+        )
         self.generator = torch.Generator().manual_seed(run_seed)
         self.rewards = RewardNormalizer(self.device, config)
         self.buffer = RolloutBuffer()
@@ -162,7 +167,8 @@ class PPOAgent(Policy):
             ppo_loss if self.teacher is None else imitation_loss,
         )
         stats.reward_scale = self.rewards.scale
-        self._log_entropies(stats, rollout, masks, evaluate)
+        if self.teacher is None:
+            self._log_entropies(stats, rollout, masks, evaluate)
         # Last, because the policy was updated on observations that the old statistics have normalised.
         self.observations.update(rollout["raw"][rollout["valid"]])
         return stats

@@ -245,7 +245,7 @@ class PolicyNetwork(nn.Module):
         base, slots, choices = split(observation, len(self.waves))
         described = choices[..., CHOICE_PLACES.to(choices.device)]  # [T, E, S, B, C]
         profits = described[..., PROFIT_PLACE]
-        embeddings = self.choice_encoder(described)
+        embeddings = self._embed(described)
 
         # Each slot: its entries, the embeddings of its seed and of the best one for it, and its place.
         planted = slots[..., -1].long()  # 0 for none
@@ -268,6 +268,17 @@ class PolicyNetwork(nn.Module):
             pays=described[..., PAYS_PLACE],
         )
         return scene, state
+
+    def _embed(self, described: Tensor) -> Tensor:
+        """Returns the embeddings [T, E, S, B, part] of the seeds that could be planted, of entries [T, E, S, B, C].
+
+        Within an episode, entries stay as they are, so one step usually stands for all T.
+        """
+        first = described[:1]
+        if bool((described == first).all()):
+            embeddings: Tensor = self.choice_encoder(first)
+            return embeddings.expand(*described.shape[:-1], -1)
+        return self.choice_encoder(described)  # type: ignore[no-any-return]
 
     def value(self, context: Tensor) -> Tensor:
         """Returns V(s) [...] for contexts [..., width]."""

@@ -85,26 +85,36 @@ class Policy:
         action: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
-        recurrent state by one step. ``action`` int64 [E, 8] is the decision, if another controller made it."""
+        recurrent state by one step.
+
+        ``action`` int64 [E, 8] is the decision, if another controller made it; its log-probability is then left at 0.
+        """
         seen = self.observations.normalize(raw)
         scene, after = self._look(seen)
         scene = scene.rows()
-        uniforms = None
-        if not self.greedy:
-            draws = counter_uniforms(
-                self.run_seed,
-                np.arange(self.n_envs),
-                self.episode,
-                self.steps,
-                draws=len(HEADS),
-            )
-            uniforms = self.tensor(draws)
-        decision = self.network.decide(scene, legal, action, uniforms)
+        if action is None:
+            decision = self.network.decide(scene, legal, uniforms=self._uniforms())
+        else:
+            nothing = torch.zeros(action.shape, device=self.device)
+            decision = Decision(action, nothing[:, 0], nothing)
         self.state = after
         self.starts = torch.zeros_like(self.starts)
         self.steps += 1
         self.log_prob = decision.log_prob.cpu().numpy()
         return seen, scene.context, decision
+
+    def _uniforms(self) -> Tensor | None:
+        """Returns the random numbers [E, 8] of a decision; None for a greedy policy."""
+        if self.greedy:
+            return None
+        draws = counter_uniforms(
+            self.run_seed,
+            np.arange(self.n_envs),
+            self.episode,
+            self.steps,
+            draws=len(HEADS),
+        )
+        return self.tensor(draws)
 
     @torch.no_grad()
     def value_of(self, observation: Float32s) -> Tensor:

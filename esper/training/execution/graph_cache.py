@@ -39,7 +39,7 @@ def signature_of(training: HostTraining) -> Signature:
     It refers to the modules of seeds, so that none is freed and mistaken for another. Numbers that differ between such
     passes are read on the device.
     """
-    parts = []
+    parts: list[Hashable] = [training.shapes]
     for site, seed in _active_seeds(training):
         parts.append((site.name, seed.module, site.role, site.learning))
     return tuple(parts)

@@ -50,8 +50,12 @@ class MultiGpuExecutor(Executor):
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
         self._spread(lambda executor, share: executor.run(work, share), hosts)
 
-    def train(self, hosts: Sequence[HostTraining]) -> None:
-        self._spread(lambda executor, share: executor.train(share), hosts)
+    def train(
+        self,
+        hosts: Sequence[HostTraining],
+        then: Callable[[HostTraining], None] | None = None,
+    ) -> None:
+        self._spread(lambda executor, share: executor.train(share, then), hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for i, share in self._shares(hosts).items():

@@ -56,8 +56,14 @@ class StreamExecutor(Executor):
 
         self._forked(hosts, queue)
 
-    def train(self, hosts: Sequence[HostTraining]) -> None:
+    def train(
+        self,
+        hosts: Sequence[HostTraining],
+        then: Callable[[HostTraining], None] | None = None,
+    ) -> None:
         self._forked(hosts, partial(self._epoch, hosts))
+        if then is not None:
+            self.run(then, hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for training in hosts:

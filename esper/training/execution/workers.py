@@ -76,8 +76,17 @@ class WorkerExecutor(Executor):
             envs = ", ".join(map(str, cancelled))
             raise Cancelled(f"cancelled before the work was done for env {envs}")
 
-    def train(self, hosts: Sequence[HostTraining]) -> None:
-        self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)
+    def train(
+        self,
+        hosts: Sequence[HostTraining],
+        then: Callable[[HostTraining], None] | None = None,
+    ) -> None:
+        def work(training: HostTraining) -> None:
+            train_epoch(training, cancelled=lambda: self.cancelled)
+            if then is not None:
+                then(training)
+
+        self.run(work, hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         if not self.native:

@@ -122,11 +122,9 @@ def test_probabilities_of_ops_depend_on_the_best_seed_that_may_be_planted() -> N
         wait = torch.zeros(
             1, len(HEADS), dtype=torch.int64
         )  # so that no other head counts
-        return float(
-            policy.step(torch.from_numpy(observation), policy.legal(legal), wait)[
-                2
-            ].log_prob
-        )
+        scene, _ = policy._look(torch.from_numpy(observation))
+        decision = network.decide(scene.rows(), policy.legal(legal), wait)
+        return float(decision.log_prob)
 
     best, worse = (1, 1), (1, 0)
     assert (

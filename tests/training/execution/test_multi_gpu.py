@@ -46,7 +46,7 @@ class Noting:
     def run(self, _work: Any, _envs: Any) -> None:
         self.close()
 
-    def train(self, hosts: list[Env]) -> None:
+    def train(self, hosts: list[Env], _then: Any = None) -> None:
         self.calls.append(("train", [env.index for env in hosts]))
 
     def adopt(self, hosts: list[Env]) -> None:

@@ -1,0 +1,90 @@
+"""Merges of fossils in the hosts of an env, and the sizes that hosts and seeds have after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from esper.core.site import Site
+from esper.core.slots import Bools
+from esper.core.state import Choices
+from esper.env.backend import Merge
+from esper.env.catalog import BlueprintCatalog
+from esper.hosts.widen import shapes_of
+from esper.training.host_training import HostTraining
+from esper.training.merging import merge_fossils
+from esper.training.rng import seeded
+
+
+class Merger:
+    """Merges fossils into the layers of hosts of one architecture.
+
+    Args:
+        catalog: the seeds that can be planted in a new host.
+    """
+
+    def __init__(self, catalog: BlueprintCatalog) -> None:
+        self.catalog = catalog
+        self._first: Choices | None = None
+        """Sizes of a new host, and of its possible seeds."""
+        self._sizes: dict[tuple[torch.Size, ...], Choices] = {}
+        """The same of grown hosts, by the shapes of their tensors."""
+
+    def merge(
+        self,
+        training: HostTraining,
+        sites: Sequence[Site],
+        due: Bools,
+    ) -> Merge | None:
+        """Merges the fossils of a host that are ``due`` [S], one after the other; returns None if all stay.
+
+        ``sites`` are those of the slots.
+        """
+        count = len(sites)
+        slots = np.zeros(count, dtype=np.bool_)
+        parameters = np.zeros(count, dtype=np.int64)
+        flops = np.zeros(count)
+        for s in np.flatnonzero(due).tolist():
+            site = sites[s]
+            seed = site.planted
+            if seed is None or seed.stays:
+                continue
+            before = self.sizes_of(training)
+            reasons = merge_fossils(training, [site.name])
+            seed.stays = reasons.get(site.name, "")
+            if seed.stays:
+                continue
+            after = self.sizes_of(training)
+            slots[s] = True
+            parameters[s] = after.host_parameters - before.host_parameters
+            flops[s] = after.host_flops - before.host_flops
+        if not slots.any():
+            return None
+        now = self.sizes_of(training)
+        return Merge(
+            slots,
+            parameters,
+            flops,
+            now.parameters,
+            now.flops,
+        )
+
+    def sizes_of(self, training: HostTraining) -> Choices:
+        """Returns the sizes of a host and of its possible seeds; hosts with equal layers have the same."""
+        config = training.config.env
+        if self._first is None:
+            with seeded(0):
+                new = training.task.new_host(config.slots)
+            new.to(training.device)
+            new.probe(training.sample)
+            self._first = self.catalog.choices(new, training.sample, config.at_once)
+        shapes = tuple(shapes_of(training.host).values())
+        if shapes not in self._sizes:
+            self._sizes[shapes] = self.catalog.grown(
+                training.host,
+                training.sample,
+                self._first,
+            )
+        return self._sizes[shapes]

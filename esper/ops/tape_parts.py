@@ -1,0 +1,129 @@
+"""Parts of tapes: the layers of a module, which the next tape with the same module copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from esper.ops.tape import LAYERS, Shape, Tape
+
+TENSORS = {
+    LAYERS.index(layer): count
+    for layer, count in (
+        ("convolution", 2),
+        ("batch_norm", 5),
+        ("group_norm", 2),
+        ("linear", 2),
+        ("embedding", 2),
+        ("scale", 1),
+        ("add", 1),
+        ("guard", 1),
+    )
+}
+"""Number of tensors of a layer, which come first among its numbers."""
+FIRST_NUMBER = 4
+"""Column of the first number of a layer."""
+
+Owner = tuple[Mapping[str, Tensor | None], str]
+"""The parameters or the buffers of a module, by name, and the name of a tensor of them."""
+
+Kind = tuple[Shape, int, bool]
+"""The shape of the input, the length of sequences, and whether the module evaluates."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of a part."""
+
+    row: list[int]
+    """With values counted from the input of the part, which is 0, and without its tensors."""
+    shape: Shape
+    constants: tuple[float, float]
+    tensors: list[tuple[Owner, bool] | None]
+    """Where its tensors are found, and whether they are parameters; a module may get other buffers for a while."""
+
+
+class Parts:
+    """The parts that the modules of a network have written so far.
+
+    A module is taken to stay as it was when it was written first, but for the values of its tensors, whether they
+    learn, and the exchange of buffers.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, dict[Kind, list[_Layer] | None]] = WeakKeyDictionary()
+
+    def write(
+        self,
+        tape: Tape,
+        module: nn.Module,
+        value: int,
+    ) -> int:
+        """Appends a module that reads ``value``, as ``tape.add`` does; returns its output. Raises Unsupported."""
+        parts = self._known.setdefault(module, {})
+        key = (tape.shapes[value], tape.length, tape.evaluates)
+        if key not in parts:
+            parts[key] = _part_of(module, *key)
+        part = parts[key]
+        if part is None:
+            return tape.add(module, value)
+        places = [value]
+        for layer in part:
+            row = layer.row.copy()
+            row[1] = places[row[1]]
+            if row[2] >= 0:
+                row[2] = places[row[2]]
+            places.append(len(tape.shapes))
+            row[3] = places[-1]
+            for column, found in enumerate(layer.tensors, FIRST_NUMBER):
+                if found is None:
+                    continue
+                (tensors, name), learns = found
+                tensor = tensors[name]
+                row[column] = tape.parameter(tensor) if learns else tape.tensor(tensor)
+            tape.shapes.append(layer.shape)
+            tape.code.append(row)
+            tape.constants.append(layer.constants)
+        return places[-1]
+
+
+def _part_of(
+    module: nn.Module,
+    shape: Shape,
+    length: int,
+    evaluates: bool,
+) -> list[_Layer] | None:
+    """Returns the layers of a module; None if its last layer is not its output, or a tensor is not its own.
+
+    Raises Unsupported.
+    """
+    scratch = Tape(shape, length)
+    scratch.evaluates = evaluates
+    if evaluates:
+        scratch.learning = ()
+    output = scratch.add(module, 0)
+    if output != len(scratch.code):
+        return None
+
+    owners: dict[int, tuple[Owner, bool]] = {}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            owners[id(parameter)] = ((child._parameters, name), True)
+        for name, buffer in child._buffers.items():
+            owners[id(buffer)] = ((child._buffers, name), False)
+    layers = []
+    for row, layer_shape, constants in zip(scratch.code, scratch.shapes[1:], scratch.constants, strict=True):
+        tensors: list[tuple[Owner, bool] | None] = []
+        for number in row[FIRST_NUMBER : FIRST_NUMBER + TENSORS.get(row[0], 0)]:
+            if number < 0:
+                tensors.append(None)
+                continue
+            found = owners.get(id(scratch.tensors[number]))
+            if found is None:
+                return None
+            tensors.append(found)
+        layers.append(_Layer(row, layer_shape, constants, tensors))
+    return layers

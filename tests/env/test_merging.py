@@ -1,0 +1,243 @@
+"""Seeds that are kept become a part of their hosts' layers, and their slots grow again."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.compare.compute import ComputeMeter, EpochKind
+from esper.compare.runner import grown_layers
+from esper.core.action import Op
+from esper.core.stage import SeedStage as S
+from esper.files.grown_host import committed_network, export, load_host
+from esper.hosts.cnn import CNNHost
+from esper.hosts.widen import redraw
+from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
+from esper.telemetry.seed_history import Life
+from esper.training.host_state import all_tensors
+from esper.training.rng import seeded
+from tests.core_helpers import DAMAGE, Rig, digits, rig
+
+MERGES: dict[str, Any] = {"at_once": True, "merge": True, "slots": ["r0c0", "r2"]}
+
+
+def widths(world: Rig) -> list[int]:
+    modules = world.training().host.modules()
+    return [layer.out_channels for layer in modules if isinstance(layer, nn.Conv2d)]
+
+
+def test_a_kept_widening_becomes_a_part_of_its_layers_and_its_slot_is_free() -> None:
+    with rig(env=MERGES) as world:
+        parameters = world.training().host.parameter_count
+        offered = world.env.offers.parameters[0].copy()
+        world.do("GERMINATE", "r2c0", "widen_half")
+        slot = world.slot("r2c0")
+        assert (slot.stage, slot.merges, slot.last_merge) == (S.DORMANT, 1, 1)
+        assert slot.merged_parameters == 130
+        assert widths(world) == [5, 6]
+        assert world.training().host.parameter_count == parameters + 130
+        assert world.training().site_by_name["r2c0"].seed is None
+        assert world.info["action_mask"]["op_slot"][0, Op.GERMINATE].all()
+        r0c0, r2c0, _ = range(3)
+        assert (world.env.offers.parameters[0, r2c0] != offered[r2c0]).any()
+        assert (world.env.offers.parameters[0, r0c0] > offered[r0c0]).any()
+        changes = world.of_kind(StageChanged)
+        assert [(c.before, c.after, c.cause) for c in changes] == [
+            ("DORMANT", "FOSSILIZED", "germinate"),
+            ("FOSSILIZED", "DORMANT", "merged"),
+        ]
+        (epoch,) = world.of_kind(EpochCompleted)
+        assert epoch.contributions.keys() == {"r2c0"}, "measured while it could be"
+        assert epoch.fossil_parameters == 130
+        world.step()
+        assert world.of_kind(EpochCompleted)[1].fossil_parameters == 130
+        assert world.of_kind(EpochCompleted)[1].parameters == parameters + 130
+
+
+def test_by_default_kept_seeds_stay_beside() -> None:
+    with rig(env={**MERGES, "merge": False}) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        world.step()
+        assert world.slot("r2c0").stage is S.FOSSILIZED
+
+
+def test_what_cannot_merge_stays_a_fossil() -> None:
+    with rig(horizon=12, env=MERGES) as world:
+        world.grow("r0c0", S.FOSSILIZED, "norm")
+        world.step()
+        assert world.slot("r0c0").stage is S.FOSSILIZED
+        planted = world.training().site_by_name["r0c0"].planted
+        assert planted is not None
+        assert planted.stays == "it changes the output of a block"
+        world.do("GERMINATE", "r2c0", "widen_whole")
+        assert widths(world) == [6, 6]
+        assert world.slot("r0c0").stage is S.FOSSILIZED
+        assert planted.module.leading == 3
+        world.step()
+
+
+def test_a_host_stays_as_it_is_while_an_anomaly_is_pending() -> None:
+    with rig(env=MERGES) as world:
+        govern = world.env.backend.govern
+
+        def suspicious(active: Any, state: Any) -> Any:
+            rollbacks = govern(active, state)
+            state.anomaly_pending[:] = True
+            return rollbacks
+
+        world.env.backend.govern = suspicious  # type: ignore[method-assign]
+        world.do("GERMINATE", "r2c0", "widen_half")
+        assert world.slot("r2c0").stage is S.FOSSILIZED
+        world.env.backend.govern = govern  # type: ignore[method-assign]
+        world.step()
+        assert world.slot("r2c0").stage is S.DORMANT
+
+
+def test_a_rollback_keeps_what_was_merged() -> None:
+    with rig(env=MERGES) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        wanted = {
+            name: tensor.clone()
+            for name, tensor in world.training().network_tensors(())
+        }
+        DAMAGE["NaN weight"](world.training())
+        world.step()
+        assert world.env.state.rolled_back[0]
+        assert widths(world) == [5, 6]
+        assert world.slot("r2c0").merges == 1
+        for name, tensor in world.training().network_tensors(()):
+            assert torch.equal(tensor, wanted[name]), name
+        world.do("GERMINATE", "r2c0", "widen_half")
+        assert world.slot("r2c0").merges == 2
+
+
+def test_budgets_and_caps_count_what_was_merged() -> None:
+    with rig(env={**MERGES, "parameter_budget": 0.5}) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        mask = world.info["action_mask"]["slot_blueprint"][0]
+        assert not mask[1].any(), "130 of 138 parameters are used"
+    with rig(env={**MERGES, "max_fossils": 1}) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        assert not world.info["action_mask"]["op"][0, Op.GERMINATE]
+
+
+def test_keeping_is_worth_what_it_was_after_a_merge() -> None:
+    potentials = []
+    for merge in (False, True):
+        with rig(
+            env={**MERGES, "merge": merge}, reward={"mode": "simplified"}
+        ) as world:
+            world.do("GERMINATE", "r2c0", "widen_half")
+            world.step()
+            potentials.append(float(world.env.reward.stored["stage_potential"][0]))
+    assert potentials[0] == potentials[1] > 0
+
+
+def test_a_merged_seed_counts_as_kept_in_the_experience_and_in_its_history() -> None:
+    with rig(horizon=4, env=MERGES) as world:
+        life = Life(0, 0)
+        for _ in range(2):
+            world.do("GERMINATE", "r2c0", "widen_half")
+        world.step()
+        world.step()
+        assert world.terminated[0]
+        for event in world.events:
+            life.handle(event)
+        assert [(seed.kept, seed.merged) for seed in life.seeds] == [
+            (True, 1),
+            (True, 2),
+        ]
+        assert all(seed.contribution is not None for seed in life.seeds)
+        (episode,) = world.of_kind(EpisodeCompleted)
+        assert episode.merges == {"r2c0": 2}
+        assert episode.fossils == {}
+        assert world.env.state.slots.kept[0] == 2
+        assert world.env.gatherer.experiences[0].kept.sum() == 2
+
+
+def grow(world: Rig, first: int, last: int) -> None:
+    """Widens one layer three times, with a seed in it, a rollback, and epochs without growth."""
+    actions = {
+        0: ("GERMINATE", "r2c0", "widen_whole"),
+        1: ("GERMINATE", "r0c0", "conv_light"),
+        2: ("GERMINATE", "r2c0", "widen_half"),
+        3: ("ADVANCE", "r0c0"),
+        5: ("ADVANCE", "r0c0"),
+        7: ("GERMINATE", "r2c0", "widen_half"),
+        9: ("GERMINATE", "r2c1", "widen_quarter"),
+    }
+    for epoch in range(first, last):
+        if epoch == 8:
+            DAMAGE["NaN weight"](world.training())
+        world.do(*actions.get(epoch, ("WAIT",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["eager", "native"])
+def test_a_host_that_grows_again_and_again_goes_on_after_a_stop_with_the_same_bits(
+    tier: str, tmp_path: Path
+) -> None:
+    env = {**MERGES, "one_incubating": False}
+    config: dict[str, Any] = {"env": env, "run": {"lanes": 1, "tier": tier}}
+    with rig(horizon=14, **config) as world:
+        grow(world, 0, 14)
+        whole = {name: t.clone() for name, t in all_tensors(world.training())}
+        observed = world.observation
+        assert world.slot("r2c0").merges == 3
+        assert world.env.state.rollbacks[0] == 1
+        assert widths(world)[0] > 8
+
+    for stop in (3, 8, 11):
+        with rig(horizon=14, **config) as world:
+            grow(world, 0, stop)
+            saved = copy.deepcopy(world.env.state_dict())
+        with rig(horizon=14, **config) as world:
+            seen, _ = world.env.load_state_dict(saved)
+            assert np.isfinite(seen).all()
+            grow(world, stop, 14)
+            for name, tensor in all_tensors(world.training()):
+                assert torch.equal(tensor, whole[name]), name
+            np.testing.assert_array_equal(world.observation, observed)
+
+            network = committed_network(world.training())
+    x = digits().test.inputs(0, 50)
+    export(network, tmp_path / "host")
+    again = load_host(tmp_path / "host", model=digits().build_host())
+    assert torch.equal(again(x), network(x))
+    plain: Any = esper.plain(again, x, merge=True)
+    torch.testing.assert_close(plain(x), network(x))
+    assert not any("esper" in type(m).__module__ for m in plain.modules())
+    assert isinstance(plain(x), Tensor)
+
+
+def test_static_is_the_host_of_the_grown_widths_with_fresh_weights() -> None:
+    with rig(horizon=3, env=MERGES) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        world.do("GERMINATE", "r2c1", "widen_half")
+        world.step()
+        (layers,) = world.env.backend.map_hosts(grown_layers)
+        assert layers.leading == {}
+        meter = ComputeMeter(digits(), world.env.config, world.env.blueprints)
+        kind = EpochKind.of(world.host())
+        alone = EpochKind.alone(len(world.training().sites))
+        assert meter.of_epoch(kind)[0] > 1.5 * meter.of_epoch(alone)[0]
+        grown = world.training().host.state_dict()
+    host = digits().build_host()
+    with seeded(0):
+        redraw(host, {name: torch.Size(s) for name, s in layers.shapes.items()})
+        first = next(iter(host.state_dict().values()))
+    with seeded(0):
+        wanted = CNNHost(1, 10, base=3, blocks=2, rows=2, widths=[5, 9])
+    fresh = host.state_dict()
+    assert {name: v.shape for name, v in fresh.items()} == {
+        name: v.shape for name, v in wanted.state_dict().items()
+    }
+    assert {v.shape for v in fresh.values()} == {v.shape for v in grown.values()}
+    assert torch.count_nonzero(first) == first.numel()

@@ -1,0 +1,249 @@
+"""Fossils that become a part of their host's layers while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.stage import SeedStage as S
+from esper.data.task import resolve
+from esper.hosts.cnn import CNNHost
+from esper.hosts.graft import graft
+from esper.hosts.host import Host
+from esper.training.host_state import all_tensors, host_state, load_host_state
+from esper.training.host_training import HostTraining
+from esper.training.merging import merge_fossils
+from esper.training.metrics import make_metrics
+from esper.training.native import NativePasses
+from esper.training.snapshot import Snapshot, ValidationRecord
+from tests.core_helpers import digits, plant, tiny_config, train
+
+BASE = partial(CNNHost, 1, 10, blocks=2, rows=2)
+SMALL = partial(BASE, 3)
+ALL = {"slots": ["all"], "at_once": True}
+RECORD = ValidationRecord(0.0, 0.0, 0.0, 0.0)
+
+
+def training_of(
+    build: Callable[[], Host] = SMALL, native: bool = False, **task: Any
+) -> HostTraining:
+    whole = replace(digits(), build_host=build)
+    config = tiny_config(horizon=100, env=ALL, task=task)
+    training = HostTraining(
+        0, whole, resolve(config, whole), make_metrics(1, torch.device("cpu"))[0]
+    )
+    if native:
+        training.native = NativePasses(training)
+    training.reset(0, 0)
+    return training
+
+
+def widen(training: HostTraining, slot: str, blueprint: str = "widen_whole") -> None:
+    """Plants a seed that is kept, trains it for two epochs, and merges it."""
+    plant(training, slot, blueprint, stage=S.FOSSILIZED)
+    train(training, 2)
+    assert merge_fossils(training, [slot]) == {}
+
+
+def state_of(training: HostTraining) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in all_tensors(training)}
+
+
+def require_same(one: HostTraining, other: HostTraining) -> None:
+    first, second = state_of(one), state_of(other)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def widths(training: HostTraining) -> list[int]:
+    return [m.out_channels for m in training.host.modules() if isinstance(m, nn.Conv2d)]
+
+
+def moments(training: HostTraining, layer: nn.Module) -> Tensor:
+    (state,) = (
+        group.optimizer.state[layer.weight]
+        for group in [training.host_group, *training.seed_groups.values()]
+        if layer.weight in group.optimizer.state
+    )
+    found: Tensor = state["momentum_buffer"]
+    return found
+
+
+def test_a_merged_widening_computes_the_same_and_keeps_its_momentum() -> None:
+    training = training_of()
+    site = plant(training, "r2c0", "widen_whole", stage=S.FOSSILIZED)
+    train(training, 2)
+    x = training.task.validation.inputs(0, 40)
+    host = training.host.eval()
+    seed = site.seed
+    assert seed is not None
+    first, *_, last = seed.body.children()
+    momentum = moments(training, first), moments(training, last)
+
+    def hook(number: int, at: Any) -> Tensor:
+        grown = training.sites[number] is site
+        return at.h + seed.eval()(at.source) if grown else at.h
+
+    wanted = host.forward_with_hook(x, hook)
+    parameters = host.parameter_count + site.parameters
+    assert merge_fossils(training, ["r2c0"]) == {}
+    torch.testing.assert_close(host(x), wanted)
+    assert host.parameter_count == parameters
+    assert site.seed is None
+    assert widths(training) == [6, 6]
+    assert training.site_by_name["r0c0"].place.channels == 6
+    convolutions = [m for m in host.modules() if isinstance(m, nn.Conv2d)]
+    assert torch.equal(moments(training, convolutions[0])[3:], momentum[0])
+    assert torch.equal(moments(training, convolutions[1])[:, 3:], momentum[1])
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_merged_host_trains_as_one_made_with_its_widths_and_weights(
+    optimizer: str, native: bool
+) -> None:
+    rate = {"learning_rate": 0.01 if optimizer == "adamw" else 0.05}
+    merged = training_of(native=native, optimizer=optimizer, **rate)
+    widen(merged, "r2c0")
+    widen(merged, "r2c1", "widen_half")
+    made = training_of(
+        partial(BASE, 3, widths=[6, 9]), native, optimizer=optimizer, **rate
+    )
+    load_host_state(made, host_state(merged), BLUEPRINTS)
+    start = state_of(merged)
+    train(merged, 50)
+    train(made, 50)  # 100 steps
+    require_same(merged, made)
+    moved = (value for name, value in state_of(merged).items() if "weight" in name)
+    assert not all(
+        torch.equal(a, b) for a, b in zip(moved, start.values(), strict=False)
+    )
+    if native:
+        assert merged.native is not None
+        assert not merged.native.reasons
+
+
+def test_a_slot_grows_again_and_again_and_a_new_episode_starts_with_the_first_host() -> (
+    None
+):
+    training = training_of()
+    first = state_of(training)
+    for width in (6, 12, 24):
+        widen(training, "r2c0")
+        assert widths(training) == [width, 6]
+        assert training.site_by_name["r1c0"].place.channels == width
+    training.reset(0, 0)
+    assert widths(training) == [3, 6]
+    assert state_of(training).keys() == first.keys()
+    for name, tensor in first.items():
+        assert torch.equal(state_of(training)[name], tensor), name
+    train(training)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("stage", [S.TRAINING, S.BLENDING, S.FOSSILIZED])
+@pytest.mark.parametrize("blueprint", ["conv_light", "norm", "attention"])
+def test_a_seed_inside_a_layer_that_grows_keeps_its_channels_and_learns_on(
+    blueprint: str, stage: S, native: bool
+) -> None:
+    training = training_of(native=native)
+    site = plant(training, "r0c0", blueprint, stage=stage)
+    widen(training, "r2c0")
+    assert site.seed is not None
+    assert site.seed.leading == 3
+    before = [parameter.detach().clone() for parameter in site.seed.parameters()]
+    again = training_of(native=native)
+    load_host_state(again, host_state(training), BLUEPRINTS)
+    again.assign(
+        again.site_by_name["r0c0"], site.role, site.alpha, site.target, site.learning
+    )
+    train(training)
+    train(again)
+    after = list(site.seed.parameters())
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    require_same(training, again)
+    if native:
+        assert training.native is not None
+        assert not training.native.reasons
+    widen(training, "r2c0", "widen_half")
+    assert site.seed.leading == 3
+    train(training)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("stage", [S.GERMINATED, S.TRAINING, S.FOSSILIZED])
+def test_a_seed_that_reads_or_adds_to_grown_units_gets_new_inputs_or_outputs(
+    stage: S, native: bool
+) -> None:
+    training = training_of(native=native, optimizer="adamw", learning_rate=0.01)
+    for grown, other in (("r2c0", "r2c1"), ("r2c1", "r2c0")):
+        site = plant(training, other, "widen_half", stage=stage)
+        widen(training, grown)
+        assert site.seed is not None
+        again = training_of(native=native, optimizer="adamw", learning_rate=0.01)
+        load_host_state(again, host_state(training), BLUEPRINTS)
+        twin = again.site_by_name[other]
+        for one in (twin, site):
+            of = again if one is twin else training
+            of.assign(one, site.role, site.alpha, site.target, site.learning)
+        train(training)
+        train(again)
+        require_same(training, again)
+        if stage is not S.FOSSILIZED:
+            training.assign(site, *[type(site.role).FOSSIL], 1.0, 1.0, True)
+            train(training)
+        assert merge_fossils(training, [other]) == {}
+        train(training)
+
+
+def test_a_snapshot_of_another_shape_is_not_restored() -> None:
+    training = training_of()
+    snapshot = Snapshot()
+    snapshot.save(training, RECORD, {})
+    widen(training, "r2c0")
+    with pytest.raises(ValueError, match=r"host\..* is \[6.*\], but was saved as \[3"):
+        snapshot.restore(training)
+
+
+def test_what_cannot_merge_stays_and_says_why() -> None:
+    training = training_of()
+    plant(training, "r0c0", "conv_light", stage=S.FOSSILIZED)
+    assert merge_fossils(training, ["r0c0"]) == {
+        "r0c0": "it changes the output of a block"
+    }
+    train(training)
+    assert training.site_by_name["r0c0"].seed is not None
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.relu(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+def test_a_grafted_network_takes_up_widenings_and_loras() -> None:
+    sites = {"r2c0": "fc1 -> fc2", "r3c0": "fc1 -> fc1"}
+    build = lambda: graft(Mlp(), sites, topology="mlp", example=torch.zeros(2, 1, 8, 8))  # noqa: E731
+    training = training_of(build)
+    plant(training, "r3c0", "lora_2", stage=S.FOSSILIZED)
+    for width in (16, 24):  # by multiples of 8
+        widen(training, "r2c0", "widen_half")
+        assert training.host.model.fc1.out_features == width  # type: ignore[union-attr]
+    assert merge_fossils(training, ["r3c0"]) == {}
+    train(training)
+    again = training_of(build)
+    load_host_state(again, host_state(training), BLUEPRINTS)
+    train(again)
+    train(training)
+    require_same(training, again)
