@@ -24,25 +24,27 @@ _native.not_differentiable(
     in_place=True,
 )
 
-LAYERS = (
-    "convolution",
-    "batch_norm",
-    "group_norm",
-    "activation",
-    "max_pool",
-    "average_pool",
-    "flatten",
-    "scale",
-    "multiply",
-    "add",
-    "detach",
-    "guard",
-    "pass_through",
-    "linear",
-    "embedding",
-    "attention",
-    "running_mean",
-)
+TENSORS = {
+    "convolution": 2,
+    "batch_norm": 5,
+    "group_norm": 2,
+    "activation": 0,
+    "max_pool": 0,
+    "average_pool": 0,
+    "flatten": 0,
+    "scale": 1,
+    "multiply": 0,
+    "add": 1,
+    "detach": 0,
+    "guard": 1,
+    "pass_through": 0,
+    "linear": 2,
+    "embedding": 2,
+    "attention": 0,
+    "running_mean": 0,
+}
+"""Number of tensors of each kind of layer, which come first among its numbers."""
+LAYERS = tuple(TENSORS)
 """Kinds of layers, in the order of csrc/tape/tape.h."""
 LOSSES = ("cross_entropy", "squared_error", "binary_cross_entropy")
 SCORES = ("accuracy", "explained", "labels")
@@ -413,8 +415,7 @@ def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
     if tape.shapes[value][1:] != (1, 1):
         raise Unsupported("a Linear over positions has no compiled form")
     weight = tape.parameter(module.weight)
-    bias = tape.parameter(module.bias)
-    return tape.linear(value, module.out_features, weight, bias)
+    return tape.linear(value, module.out_features, weight, tape.parameter(module.bias))
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d)

@@ -8,22 +8,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from esper.ops.tape import LAYERS, Shape, Tape
+from esper.ops.tape import LAYERS, TENSORS, Shape, Tape
 
-TENSORS = {
-    LAYERS.index(layer): count
-    for layer, count in (
-        ("convolution", 2),
-        ("batch_norm", 5),
-        ("group_norm", 2),
-        ("linear", 2),
-        ("embedding", 2),
-        ("scale", 1),
-        ("add", 1),
-        ("guard", 1),
-    )
-}
-"""Number of tensors of a layer, which come first among its numbers."""
 FIRST_NUMBER = 4
 """Column of the first number of a layer."""
 
@@ -117,7 +103,8 @@ def _part_of(
     layers = []
     for row, layer_shape, constants in zip(scratch.code, scratch.shapes[1:], scratch.constants, strict=True):
         tensors: list[tuple[Owner, bool] | None] = []
-        for number in row[FIRST_NUMBER : FIRST_NUMBER + TENSORS.get(row[0], 0)]:
+        count = TENSORS[LAYERS[row[0]]]
+        for number in row[FIRST_NUMBER : FIRST_NUMBER + count]:
             if number < 0:
                 tensors.append(None)
                 continue
