@@ -13,7 +13,7 @@ from esper.config import EnvConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.gates import GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
 from esper.env.backend import Rollbacks
@@ -248,11 +248,19 @@ class Reporter:
         """Returns the statistics of what has been measured, the host first."""
         state = self.state
         slots = state.slots
-        found = {HOST: {name: float(getattr(state, field)[env]) for name, field in GRADIENTS.items()}}
+        places: list[tuple[str, EnvState | Slots, Any]] = [(HOST, state, env)]
         for s, slot in enumerate(self.spec.slots):
-            found[slot] = {name: float(getattr(slots, field)[env, s]) for name, field in GRADIENTS.items()}
-            found[slot]["ratio"] = float(slots.gradient_ratio[env, s])
-        return {name: values for name, values in found.items() if not math.isnan(values["norm"])}
+            places.append((slot, slots, (env, s)))
+        found: dict[str, dict[str, float]] = {}
+        for owner, arrays, place in places:
+            if math.isnan(arrays.gradient_norm[place]):
+                continue
+            found[owner] = {}
+            for name, field in GRADIENTS.items():
+                found[owner][name] = float(getattr(arrays, field)[place])
+            if owner != HOST:
+                found[owner]["ratio"] = float(slots.gradient_ratio[place])
+        return found
 
     def _episode(
         self,

@@ -104,7 +104,8 @@ def rows_of(layer: nn.Module, inputs: Tensor) -> Tensor:
 def columns_of(layer: nn.Module, outputs: Tensor) -> Tensor:
     """Returns the ``outputs`` of a layer at each position, [positions, units], in the order of :func:`rows_of`."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        return outputs.flatten(2).transpose(1, 2).flatten(0, 1)
+        by_position = outputs.flatten(2).transpose(1, 2)
+        return by_position.flatten(0, 1)
     return outputs.reshape(-1, outputs.shape[-1])
 
 
