@@ -130,9 +130,7 @@ class EnvHost:
         self.slot_sites = [training.site_by_name[name] for name in slots]
         """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
-        self.need = NeedMeter(training)
-        self.need_every = training.config.env.need_every if grows else 0
-        """Epochs between measurements of need; 0: never."""
+        self.need = NeedMeter(training, training.config.env.need_every if grows else 0)
         self.not_finite = 0.0
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
@@ -154,17 +152,11 @@ class EnvHost:
     def batch(self) -> int:
         return self.training.batch
 
-    @property
-    def measures_need(self) -> bool:
-        """Whether need is measured after this epoch."""
-        return self.need_every > 0 and self.training.epoch % self.need_every == 0
-
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
 
-        ``packed`` float64 [1 + 2 S + ...] holds the number of non-finite elements in the weights of host and fossils
-        and in the host's buffers, the ``finite`` flags of the slots, the need of the sites in the order of execution,
-        and the gradient statistics.
+        ``packed`` float64 [1 + 2 S + ...] holds the number of non-finite elements of the host with its buffers and
+        fossils, the ``finite`` flags of slots, the need of sites, and the gradient statistics.
         """
         training = self.training
         every = training.config.env.counterfactual_every or 1
@@ -176,9 +168,7 @@ class EnvHost:
             training.totals,
         )
 
-        if self.measures_need:
-            self.need.measure()
-
+        self.need.measure_if_due()
         committed = [*training.host_group.parameters]
         for name in training.fossils():
             committed += training.seed_groups[name].parameters
@@ -229,9 +219,8 @@ class EnvHost:
         after_need = after_flags + len(training.sites)
         bad_elements = float(packed[0])
         self.finite = packed[1:after_flags].numpy() > 0
-        if self.measures_need:
-            need = dict(zip(training.site_by_name, packed[after_flags:after_need].tolist(), strict=True))
-            state.slots.need[row] = [need[site.name] for site in self.slot_sites]
+        if self.need.due:
+            state.slots.need[row] = self.need.in_order(self.slot_sites, packed[after_flags:after_need])
         summaries = training.gradient_stats.summaries(packed[after_need:])
         record_seeds(
             state,

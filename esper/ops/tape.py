@@ -15,14 +15,7 @@ from torch import Tensor, nn
 
 from esper.ops import _native
 
-_native.not_differentiable(
-    "tape_pass_",
-    "tape_look_",
-    "tape_epoch_sgd_",
-    "tape_epoch_adamw_",
-    "tape_scores_",
-    in_place=True,
-)
+_native.not_differentiable("tape_pass_", "tape_epoch_sgd_", "tape_epoch_adamw_", "tape_scores_", in_place=True)
 
 TENSORS = {
     "convolution": 2,
@@ -329,9 +322,6 @@ class Program:
         output_gradient: Tensor | None = None,
         input_gradient: Tensor | None = None,
         training: bool = True,
-        seen: Sequence[int] = (),
-        numbers: Sequence[Tensor] = (),
-        number_gradients: Sequence[Tensor] = (),
     ) -> Tensor:
         """Runs a batch forward, and backward if there is a gradient of the output.
 
@@ -340,15 +330,12 @@ class Program:
             output_gradient: of the output, [B, C, H, W].
             input_gradient: is filled with the gradient of ``x``, in its shape.
             training: whether batch norms use the statistics of the batch, and update their own.
-            seen: values within the pass that are to be seen.
-            numbers: are filled with these values, [B, C, H, W] each.
-            number_gradients: are filled with the gradients of these values.
 
         Returns:
             the output [B, C, H, W].
         """
         output = x.new_empty((len(x), *self.output_shape))
-        arguments = (
+        torch.ops.esper.tape_pass_(
             *self.arguments,
             x.detach().contiguous(),
             output,
@@ -356,10 +343,6 @@ class Program:
             input_gradient,
             training,
         )
-        if seen:
-            torch.ops.esper.tape_look_(*arguments, list(seen), list(numbers), list(number_gradients))
-        else:
-            torch.ops.esper.tape_pass_(*arguments)
         return output
 
 

@@ -8,7 +8,7 @@ of Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816. Need is that shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,13 @@ from torch.nn import functional
 from esper.core.blend import blend
 from esper.core.blueprints.source import inputs_of, is_matrix, reader_of
 from esper.core.place import Features, Place
+from esper.core.site import Site
 from esper.data.objective import PAD, ClassObjective
 from esper.data.split import Split
 from esper.hosts.host import kept_modes
 from esper.ops.cross_entropy import cross_entropy_gradient
 from esper.ops.tape import LAYERS, Tape, Unsupported
+from esper.ops.tape_look import look
 from esper.training.batches import BatchLoader
 from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining
@@ -153,8 +155,10 @@ class NeedMeter:
     passes is measured by them. Slots without a source, and data that is streamed, have no need.
     """
 
-    def __init__(self, training: HostTraining) -> None:
+    def __init__(self, training: HostTraining, every: int = 1) -> None:
         self.training = training
+        self.every = every
+        """Epochs between measurements; 0: none."""
         self.values = torch.full(
             (len(training.sites),),
             torch.nan,
@@ -168,6 +172,20 @@ class NeedMeter:
         self._shadow: ShadowBuffers | None = None
         self._layers: dict[str, tuple[Place, nn.Module | None]] = {}
         """By site, its place and the layer there that is measured."""
+
+    @property
+    def due(self) -> bool:
+        """Whether need is measured after this epoch."""
+        return self.every > 0 and self.training.epoch % self.every == 0
+
+    def measure_if_due(self) -> None:
+        if self.due:
+            self.measure()
+
+    def in_order(self, sites: Sequence[Site], values: Tensor) -> list[float]:
+        """Returns transferred ``values`` in the order of ``sites``."""
+        by_name = dict(zip(self.training.site_by_name, values.tolist(), strict=True))
+        return [by_name[site.name] for site in sites]
 
     def measure(self) -> None:
         """Measures each vacant slot on two halves of a batch, into ``values``."""
@@ -243,7 +261,7 @@ class NeedMeter:
         inputs: dict[nn.Module, Tensor] = {}
         outputs: dict[nn.Module, Tensor] = {}
 
-        def look(
+        def keep(
             layer: nn.Module,
             args: tuple[Tensor],
             output: Tensor,
@@ -254,7 +272,7 @@ class NeedMeter:
 
         with self._passing(layers), training.arithmetic.casting(), ExitStack() as hooks:
             for layer in layers.values():
-                handle = layer.register_forward_hook(look)
+                handle = layer.register_forward_hook(keep)
                 hooks.callback(handle.remove)
             logits = training.host.forward_with_hook(x, self._blending)
             smoothing = training.config.task.label_smoothing
@@ -375,18 +393,19 @@ class NativePass:
         """Runs a batch for its logits, and again with the gradient of their loss."""
         inputs = self._empty(x, self.inputs)
         gradients = self._empty(x, self.outputs)
-        logits = self.program.run(x, seen=self.inputs, numbers=inputs)
+        logits = look(self.program, x, self.inputs, inputs)
         loss, gradient = cross_entropy_gradient(
             logits.flatten(1),
             y,
             PAD,
             self.smoothing,
         )
-        self.program.run(
+        look(
+            self.program,
             x,
-            gradient[:, :, None, None],
-            seen=self.outputs,
-            number_gradients=gradients,
+            self.outputs,
+            output_gradient=gradient[:, :, None, None],
+            gradients=gradients,
         )
         for place in self.flat:
             gradients[place] = gradients[place].flatten(1)

@@ -413,8 +413,9 @@ def test_state_goes_to_and_from_torch(kind: str, options: dict[str, Any]) -> Non
         like_parameters(theirs)
         own.step()
         other.step()
-    assert_same(mine, theirs)
-    assert_same(values_of(own, mine), values_of(other, theirs))
+    # Many steps add to the differences of rounding; those of a single number, too.
+    assert_same(mine, theirs, tolerance=1e-5)
+    assert_same(values_of(own, mine), values_of(other, theirs), tolerance=1e-5)
 
 
 def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs() -> (
