@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -232,35 +232,13 @@ class Reporter:
                 parameters=rules.choices.host_parameters + int(slots.added_parameters[env]),
                 contributions=contributions,
                 contribution_errors=errors,
-                needs=self._needs(env),
-                gradients=self._gradients(env),
+                needs=needs_of(slots, env, self.spec.slots),
+                gradients=gradients_of(state, env, self.spec.slots),
                 stages=stages,
                 reward=reward,
                 reward_terms=terms,
             )
         )
-
-    def _needs(self, env: int) -> dict[str, float]:
-        needs = dict(zip(self.spec.slots, self.state.slots.need[env].tolist(), strict=True))
-        return {slot: need for slot, need in needs.items() if not math.isnan(need)}
-
-    def _gradients(self, env: int) -> dict[str, dict[str, float]]:
-        """Returns the statistics of what has been measured, the host first."""
-        state = self.state
-        slots = state.slots
-        places: list[tuple[str, EnvState | Slots, Any]] = [(HOST, state, env)]
-        for s, slot in enumerate(self.spec.slots):
-            places.append((slot, slots, (env, s)))
-        found: dict[str, dict[str, float]] = {}
-        for owner, arrays, place in places:
-            if math.isnan(arrays.gradient_norm[place]):
-                continue
-            found[owner] = {}
-            for name, field in GRADIENTS.items():
-                found[owner][name] = float(getattr(arrays, field)[place])
-            if owner != HOST:
-                found[owner]["ratio"] = float(slots.gradient_ratio[place])
-        return found
 
     def _episode(
         self,
@@ -348,3 +326,35 @@ class Reporter:
             "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
             "fossil_parameters": int(state.slots.fossil_parameters[env]),
         }
+
+
+def needs_of(
+    slots: Slots,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Returns the needs that are known of an env's slots."""
+    needs = dict(zip(names, slots.need[env].tolist(), strict=True))
+    return {slot: need for slot, need in needs.items() if not math.isnan(need)}
+
+
+def gradients_of(
+    state: EnvState,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, dict[str, float]]:
+    """Returns the statistics that are known of the gradients of an env's host and of its seeds by slot."""
+    slots = state.slots
+    places: list[tuple[str, EnvState | Slots, Any]] = [(HOST, state, env)]
+    for s, slot in enumerate(names):
+        places.append((slot, slots, (env, s)))
+    found: dict[str, dict[str, float]] = {}
+    for owner, arrays, place in places:
+        if math.isnan(arrays.gradient_norm[place]):
+            continue
+        found[owner] = {}
+        for name, field in GRADIENTS.items():
+            found[owner][name] = float(getattr(arrays, field)[place])
+        if owner != HOST:
+            found[owner]["ratio"] = float(slots.gradient_ratio[place])
+    return found
