@@ -3,7 +3,7 @@ PYTHON ?= python
 WITH_TOOLING = -o norecursedirs=build
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers docs wheel matrix mutants results clean
+.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles sanitizers emulation-sanitizers docs wheel matrix mutants results clean
 
 all: lint type test
 
@@ -47,6 +47,9 @@ cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CP
 
 mutants:  ## small deliberate breaks, each of which the test named beside it must notice
 	$(PYTHON) tests/mutants/mutate.py
+
+sanitizers:  ## the operators of the CPU and the pool of workers under address and undefined-behaviour sanitizers
+	$(PYTHON) build_support/check_sanitizers.py
 
 emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
 	$(PYTHON) -m pytest -m slow tests/tooling/test_sanitizers.py

@@ -78,9 +78,10 @@ def line(number: int, result: dict[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    numbers = range(1, len(ROWS) + 1)
-    parser.add_argument("rows", nargs="*", type=int, choices=numbers, default=numbers)
-    rows = parser.parse_args().rows
+    parser.add_argument("rows", nargs="*", type=int, metavar="ROW", help="1 to 10")
+    rows = parser.parse_args().rows or range(1, len(ROWS) + 1)
+    if not all(1 <= row <= len(ROWS) for row in rows):
+        parser.error(f"rows are 1 to {len(ROWS)}")
     print(f"{HEAD}\n{'|---' * HEAD.count(' |')}|", flush=True)
     for number in rows:
         print(line(number, measure(ROWS[number - 1])), flush=True)

@@ -18,6 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000ULL"
 # A square root that may set errno is a call for each element instead of a vector instruction.
 CXX_FLAGS = ["-O3", "-fno-math-errno", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"]
+# What ESPER_SANITIZERS=1 adds: build_support/check_sanitizers.py. One instruction set: the addresses of all are alike.
+SANITIZED = [
+    "-O0",  # seven times as long to compile with -O1
+    "-g1",
+    "-DESPER_ONE_LEVEL",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr",  # torch's classes are not under test
+    "-fno-sanitize-recover=all",
+]
 # USE_CUDA opens the CUDA part of torch's C shim.
 NVCC_FLAGS = ["-O3", TORCH_TARGET, "-DUSE_CUDA"]
 
@@ -39,6 +48,9 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
     import pybind11
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
+    sanitized = []
+    if os.environ.get("ESPER_SANITIZERS") == "1":
+        sanitized = SANITIZED
     shared: dict[str, Any] = {
         # A change of any header rebuilds, and an sdist carries them.
         "depends": _sources("csrc/**/*.h") + _sources("csrc/**/*.cuh"),
@@ -48,7 +60,8 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
         CppExtension(
             "esper._C",
             ["csrc/library.cpp", *_sources("csrc/cpu/*.cpp"), *_sources("csrc/tape/*.cpp")],
-            extra_compile_args={"cxx": [*CXX_FLAGS, TORCH_TARGET]},
+            extra_compile_args={"cxx": [*CXX_FLAGS, TORCH_TARGET, *sanitized]},
+            extra_link_args=sanitized,
             **shared,
         ),
         # pybind11 and nothing of torch: this module owns threads and handles, never tensors.
@@ -57,7 +70,8 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
             _sources("csrc/runtime/*.cpp"),
             include_dirs=[pybind11.get_include()],
             depends=_sources("csrc/runtime/*.h"),
-            extra_compile_args=CXX_FLAGS,
+            extra_compile_args=[*CXX_FLAGS, *sanitized],
+            extra_link_args=sanitized,
             language="c++",
         ),
     ]

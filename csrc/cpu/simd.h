@@ -11,12 +11,16 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // no function that takes or returns a vector is ever called, see above
 
+#if defined(ESPER_ONE_LEVEL)
+#define ESPER_INLINE inline
+#else
 #define ESPER_INLINE inline __attribute__((always_inline))
+#endif
 
 // ESPER_CLONES compiles a function once for each instruction set. ESPER_BY_WIDTH(signature, body) does the same with
 // the width of the registers as `kBytes`: comparisons of wider vectors would be taken apart into single elements. The
-// loader picks the version for the machine that it is on. Elsewhere there is one version.
-#if defined(__x86_64__) && defined(__gnu_linux__)
+// loader picks the version for the machine that it is on. Elsewhere, and with ESPER_ONE_LEVEL, there is one version.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(ESPER_ONE_LEVEL)
 #define ESPER_CPU_CLONES 1
 #if !defined(__clang__) && __GNUC__ >= 12
 // Levels of the architecture: AVX-512 with all its 256-bit forms, and AVX2 with fused multiply-add.

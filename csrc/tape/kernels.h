@@ -47,13 +47,13 @@ class Runner {
     virtual void read_gradient(int64_t value, void* samples) const = 0;
 };
 
-// One for each level of the architecture: AVX-512, AVX2 with fused multiply-add, and every machine. One runner at a
-// time lives in a thread: it uses the thread's memory.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+// One for each level of the architecture: AVX-512, AVX2 with fused multiply-add, and every machine, which alone has
+// double. One runner at a time lives in a thread: it uses the thread's memory.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && !defined(ESPER_ONE_LEVEL)
 #define ESPER_CPU_LEVELS 1
 #endif
-Runner* make_runner_v4(const Network& network, bool is_double);
-Runner* make_runner_v3(const Network& network, bool is_double);
+Runner* make_runner_v4(const Network& network);
+Runner* make_runner_v3(const Network& network);
 Runner* make_runner_default(const Network& network, bool is_double);
 
 }  // namespace esper::tape

@@ -14,8 +14,21 @@
 #include "running_mean.h"
 #include "seed.h"
 
+// Under the address sanitizer values lie apart, and whoever reads or writes between them is reported; what no layer has
+// written is NaN.
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define ESPER_APART 64
+#else
+#define ESPER_APART 0
+#define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#endif
+
 namespace esper::tape {
 namespace {
+
+constexpr int64_t kApart = ESPER_APART;  // numbers between two values
 
 template <typename Real>
 void run_forward(Machine<Real>& machine, size_t first, size_t last) {
@@ -280,11 +293,17 @@ class RunnerOf final : public Runner {
         for (size_t v = first_value; v < last_value; ++v) {
             const Value<Real>& value = machine_.values[v];
             if (value.skipped) continue;
-            size += machine_.groups * value.group() * (value.needed ? 2 : 1);
+            size += (machine_.groups * value.group() + kApart) * (value.needed ? 2 : 1);
         }
         return size;
     }
     int64_t size_of(int64_t section) const { return size_of(first(section) + 1, last(section) + 1); }
+
+    // Where the next number may lie. Gaps in memory that sections share are not guarded: other values lie there, too.
+    static Real* behind(Real* end, bool guarded) {
+        if (guarded) ASAN_POISON_MEMORY_REGION(end, kApart * sizeof(Real));
+        return end + kApart;
+    }
 
     void place(size_t first_value, size_t last_value, Real* at) {
         for (size_t v = first_value; v < last_value; ++v) {
@@ -292,10 +311,10 @@ class RunnerOf final : public Runner {
             if (value.skipped) continue;
             const int64_t size = machine_.groups * value.group();
             value.data = at;
-            at += size;
+            at = behind(at + size, first_value == 0);
             if (!value.needed) continue;
             value.gradient = at;
-            at += size;
+            at = behind(at + size, first_value == 0);
         }
     }
 
@@ -308,7 +327,9 @@ class RunnerOf final : public Runner {
         int64_t largest = 0;
         for (int64_t s = 1; s < sections; ++s) largest = std::max(largest, size_of(s));
         const auto numbers = static_cast<size_t>(main + largest);
+        ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size() * sizeof(Real));
         if (memory.size() < numbers) memory.resize(numbers);
+        if (kApart > 0) std::fill(memory.begin(), memory.end(), static_cast<Real>(NAN));
         place(0, last(0) + 1, memory.data());
         for (int64_t s = 1; s < sections; ++s) place(first(s) + 1, last(s) + 1, memory.data() + main);
     }
@@ -316,11 +337,6 @@ class RunnerOf final : public Runner {
     Machine<Real> machine_;
     std::vector<int64_t> ends_;
 };
-
-Runner* make_runner(const Network& network, bool is_double) {
-    if (is_double) return new RunnerOf<double>(network);
-    return new RunnerOf<float>(network);
-}
 
 }  // namespace
 }  // namespace esper::tape

@@ -17,7 +17,7 @@
 
 #include "passes.h"
 
-esper::tape::Runner* esper::tape::make_runner_v4(const Network& network, bool is_double) {
-    return make_runner(network, is_double);
+esper::tape::Runner* esper::tape::make_runner_v4(const Network& network) {
+    return new RunnerOf<float>(network);
 }
 #endif

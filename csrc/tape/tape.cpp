@@ -14,16 +14,15 @@ Runner::~Runner() = default;
 
 namespace {
 
-auto maker_of_machine() {
+Runner* runner_of_machine(const Network& network, bool is_double) {
 #if defined(ESPER_CPU_LEVELS)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-        return make_runner_v4;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return make_runner_v3;
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!is_double && avx512) return make_runner_v4(network);
+    if (!is_double && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return make_runner_v3(network);
 #endif
-    return make_runner_default;
+    return make_runner_default(network, is_double);
 }
 
 }  // namespace
@@ -47,7 +46,7 @@ std::unique_ptr<Runner> make_runner(const Program& program, int64_t samples, boo
     network.training = training;
     network.backward = backward;
     network.input_gradient = input_gradient;
-    return std::unique_ptr<Runner>(maker_of_machine()(network, program.is_double));
+    return std::unique_ptr<Runner>(runner_of_machine(network, program.is_double));
 }
 
 namespace {

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.agents.make import controller_for
 from esper.agents.ppo.agent import PPOAgent
@@ -22,7 +22,7 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.hosts.host import Host
+from esper.hosts.plain import plain
 from esper.run.rollout import Rollout, one_thread
 from esper.training.counterfactual import CounterfactualHelper
 from esper.training.host_training import HostTraining
@@ -113,12 +113,14 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class HostOf:
-    """Makes hosts of a task, which another process can load by its name."""
+    """Makes hosts of a task, of ordinary modules only, which another process can load by its name."""
 
     task: str
+    example: Tensor
+    """A few inputs."""
 
-    def __call__(self) -> Host:
-        return build_host(self.task)
+    def __call__(self) -> nn.Module:
+        return plain(build_host(self.task), self.example)
 
 
 class TaskBench:
@@ -132,8 +134,10 @@ class TaskBench:
         self.envs = envs
         self.batch = batch
         self.task = short(load_task(args.task).to(device), self.batch, args.quick)
+        assert isinstance(self.task.train, Split)
+        example = self.task.train.inputs(0, 2).cpu()
         self.optimizer: Optimizer = args.optimizer or self.task.optimizer
-        work = workload(self.task.train, HostOf(args.task), self.envs, self.batch)
+        work = workload(self.task.train, HostOf(args.task, example), self.envs, self.batch)
         self.work = replace(work, optimizer=self.optimizer)
         self.settings: dict[str, Any] = {
             "optimizer": self.optimizer,

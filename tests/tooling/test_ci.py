@@ -71,6 +71,7 @@ CHECKS = [
     "pytest --cores tests/tooling tests/integrations",
     "python build_support/check_wheel.py --torch installed",
     "make docs",
+    "make sanitizers PYTHON=python",
     "python tests/mutants/mutate.py --daily 4",
     "make slow PYTHON=python MINUTES=2",
     "esper run --rounds 1 --processes 2 --set run.evaluation_pairs=2 --set ppo.practice_steps=2000",
