@@ -136,7 +136,10 @@ void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
     if (gradient == nullptr || !runner->learns(0)) return;
     runner->backward(0, gradient);
     if (gradient_of_input != nullptr) runner->read_gradient(0, gradient_of_input);
-    for (const auto& [value, at] : seen_gradients) runner->read_gradient(value, at);
+    for (const auto& [value, at] : seen_gradients) {
+        check(runner->has_memory(value), "tape_look_: value ", value, " is only in registers");
+        runner->read_gradient(value, at);
+    }
 }
 
 }  // namespace

@@ -391,8 +391,8 @@ class NativePass:
 
     def __call__(self, x: Tensor, y: Tensor) -> Seen:
         """Runs a batch for its logits, and again with the gradient of their loss."""
-        inputs = self._empty(x, self.inputs)
-        gradients = self._empty(x, self.outputs)
+        inputs = self._room(x, self.inputs)
+        gradients = self._room(x, self.outputs)
         logits = look(self.program, x, self.inputs, inputs)
         loss, gradient = cross_entropy_gradient(
             logits.flatten(1),
@@ -411,6 +411,6 @@ class NativePass:
             gradients[place] = gradients[place].flatten(1)
         return Seen(inputs, gradients, loss)
 
-    def _empty(self, x: Tensor, values: list[int]) -> list[Tensor]:
-        """Returns room for the ``values`` of a batch."""
-        return [x.new_empty((len(x), *self.shapes[value])) for value in values]
+    def _room(self, x: Tensor, values: list[int]) -> list[Tensor]:
+        """Returns room for the ``values`` of a batch, with zeros, which gradients that no loss depends on keep."""
+        return [x.new_zeros((len(x), *self.shapes[value])) for value in values]
