@@ -55,7 +55,7 @@ class Recorded:
         from esper import Experiment
         from tests.run.run_helpers import learning
 
-        practice = {"practice_steps": 64, "practice_envs": 4}
+        practice = {"practice_steps": 64, "practice_envs": 4, "validate_every": 2}
         config = learning(evaluation_pairs=2, ppo=practice)
         Experiment(config, self.root / "run").run()
         return self.root / "run"

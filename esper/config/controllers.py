@@ -152,7 +152,7 @@ class PPOConfig(Section):
     practised_rate: Positive = 0.2
     """Learning rate of an agent that has practised, as a multiple of learning_rate. The noisy returns of a few real
     hosts are soon learned, at the price of what many simulated ones have taught."""
-    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 16_000
+    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 8_000
     """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
     planted task, whose hosts are simulated themselves, has no practice."""
     practice_shown: Fraction = 1.0
@@ -162,7 +162,7 @@ class PPOConfig(Section):
     """Practice: weight of the entropy bonus at its start; linear to entropy_end. It counts when the agent plays."""
     practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
     """Lengths of practice episodes, in turn, as multiples of the run's, so that the agent can play other lengths."""
-    practice_envs: Count = 64
+    practice_envs: Count = 32
     """Number of simulated hosts that are played together in practice."""
     practice_worth: NonNegative = 1.5
     """Practice: mean worth of a seed, pp."""
@@ -188,7 +188,8 @@ class PPOConfig(Section):
     """Practice: max overlap of what a host relies on two seeds for, as a fraction; its size and sign are drawn."""
     validate_every: Count = 5
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
-    round, too. The agent with the best mean return there is compared and saved."""
+    round, too. The agent with the best mean return there is compared and saved. A run of no more rounds has none: there
+    is one agent to choose from."""
     episodes_per_update: Count | None = None
     """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

@@ -82,7 +82,7 @@ class Site:
     def move(self, place: Place) -> None:
         """Takes the place that the site has in the host as it is now."""
         self.place = place
-        self._sizes: dict[Blueprint, int] = {}
+        self._sizes: dict[tuple[Blueprint, tuple[torch.Size, ...]], int] = {}
 
     def remove(self) -> None:
         """Empties the site."""
@@ -192,9 +192,13 @@ class Site:
 
     def _size(self, blueprint: Blueprint) -> int:
         """Returns the number of parameters that ``blueprint`` says here, which may take as long as making a seed."""
-        if blueprint not in self._sizes:
-            self._sizes[blueprint] = blueprint.size(self.place)
-        return self._sizes[blueprint]
+        shapes = []  # layers of the place grow when seeds are merged into them
+        for layer in (*self.place.layers, *self.place.group, *self.place.stack):
+            shapes += [parameter.shape for parameter in layer.parameters()]
+        key = (blueprint, tuple(shapes))
+        if key not in self._sizes:
+            self._sizes[key] = blueprint.size(self.place)
+        return self._sizes[key]
 
 
 def guard_group_norm(module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -52,7 +52,11 @@ class BlueprintCatalog:
         """Blueprints whose seeds may be a part of their host at once, at one of the places, [B]."""
         self.only_added: Bools = np.zeros(count, dtype=np.bool_)
         """Blueprints whose seeds are added to features whatever the blend style, [B]."""
-        for _, b, recipe, _ in self._seeds():
+        self._seeds = list(self._fitting_seeds())
+        """The seeds that could be planted, see :meth:`_fitting_seeds`."""
+        self._costs: dict[Hashable, float] = {}
+        """Operations of seeds, by slot, blueprint, layers and features."""
+        for _, b, recipe, _ in self._seeds:
             self.at_once[b] |= recipe.at_once
             self.only_added[b] |= recipe.only_added
 
@@ -108,6 +112,7 @@ class BlueprintCatalog:
         Only what was possible at first still is.
         """
         catalog = BlueprintCatalog(self.topology, host.sites, self.registry, self.spec)
+        catalog._costs = self._costs  # merges change the layers of few places
         sizes = catalog._sizes(host, sample, first.kinds)
         possible = first.parameters > 0
         return replace(
@@ -141,7 +146,7 @@ class BlueprintCatalog:
         blueprint whose ``parameters`` raises.
         """
         sizes = np.zeros((len(self.spec.slots), len(self.spec.blueprints)), dtype=np.int64)
-        for s, b, recipe, place in self._seeds():
+        for s, b, recipe, place in self._seeds:
             sizes[s, b] = _size(recipe, place)
         return sizes
 
@@ -151,8 +156,15 @@ class BlueprintCatalog:
         ``features`` are those of a pass at each slot. A body that cannot run there counts as 0: it cannot be planted.
         """
         flops = np.zeros((len(self.spec.slots), len(self.spec.blueprints)))
-        for s, b, recipe, place in self._seeds():
-            flops[s, b] = _flops(recipe, place, features[place.name].source)
+        for s, b, recipe, place in self._seeds:
+            source = features[place.name].source
+            shapes = []
+            for layer in place.layers:
+                shapes += [parameter.shape for parameter in layer.parameters()]
+            key = (s, b, source.shape, *shapes)
+            if key not in self._costs:  # a body is made and run
+                self._costs[key] = _flops(recipe, place, source)
+            flops[s, b] = self._costs[key]
         return flops
 
     def kinds(self, at_once: bool = False) -> Floats:
@@ -180,7 +192,7 @@ class BlueprintCatalog:
                 rows.append(row)
         return np.array(rows, dtype=np.float64)
 
-    def _seeds(self) -> Iterator[tuple[int, int, Blueprint, Place]]:
+    def _fitting_seeds(self) -> Iterator[tuple[int, int, Blueprint, Place]]:
         """Yields the seeds that could be planted: the indices of slot and blueprint, the recipe, and the place."""
         for place in self.places:
             for name, recipe in self.registry.fitting(self.topology, place).items():

@@ -12,6 +12,7 @@ from esper.core.slots import Bools
 from esper.core.state import Choices
 from esper.env.backend import Merge
 from esper.env.catalog import BlueprintCatalog
+from esper.hosts.host import Host
 from esper.hosts.widen import shapes_of
 from esper.training.host_training import HostTraining
 from esper.training.merging import merge_fossils
@@ -80,7 +81,8 @@ class Merger:
             new.to(training.device)
             new.probe(training.sample)
             self._first = self.catalog.choices(new, training.sample, config.at_once)
-        shapes = tuple(shapes_of(training.host).values())
+            self._sizes[_shapes(new)] = self._first
+        shapes = _shapes(training.host)
         if shapes not in self._sizes:
             self._sizes[shapes] = self.catalog.grown(
                 training.host,
@@ -88,3 +90,7 @@ class Merger:
                 self._first,
             )
         return self._sizes[shapes]
+
+
+def _shapes(host: Host) -> tuple[torch.Size, ...]:
+    return tuple(shapes_of(host).values())

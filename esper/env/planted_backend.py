@@ -14,6 +14,8 @@ The law gives their accuracy. Accuracies are pp, T is the horizon.
 - Reliance. A host relies on its blended seeds: if one is switched off, because its contribution is measured or because
   it was not kept, accuracy falls by r = reliance · αm in addition to what the seed adds. Two that are switched off
   together cost r + r' − o · min(r, r'), with an overlap o of each world between −overlap and overlap.
+- Merges. A merged seed is a part of the host: it goes on maturing as a seed at alpha 1, and nothing switches it off. A
+  later seed in its slot has ``returns`` times the worth, for each seed merged there before.
 - Noise. Measured accuracies have one error per epoch, with standard deviation ``noise``, which is the same for all
   configurations of a host; contributions and trials have their own errors, with standard deviation ``paired_noise``.
 """
@@ -33,7 +35,7 @@ from esper.core.ramps import STYLE_IS_GATED, STYLE_OPERATOR
 from esper.core.slots import IS_ON, Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import MIN_STD, Baseline, Choices, EnvState, copied
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Merge
 from esper.training.rng import RngStream, derive_seed
 
 T = TypeVar("T")
@@ -74,6 +76,10 @@ class SimParams:
     """Whether each blueprint can be planted in each slot, by slot; empty: all can be everywhere."""
     at_once: tuple[bool, ...] = ()
     """Whether seeds are a part of their host at once, by blueprint; empty: none is."""
+    merges: tuple[bool, ...] = ()
+    """Whether kept seeds can become a part of their host's layers, by blueprint; empty: none can."""
+    returns: float = 0.6
+    """Factor of the worth of a seed for each one that was merged in its slot before."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     flops: tuple[float, ...] = ()
@@ -119,6 +125,7 @@ class SimParams:
             parameters=of_these(self.parameters),
             kinds=of_these(self.kinds),
             at_once=of_these(self.at_once),
+            merges=of_these(self.merges),
             flops=of_these(self.flops),
             fits=tuple(map(of_these, self.fits)),
         )
@@ -196,6 +203,8 @@ class PlantedBackend(Backend):
         "worth",
         "experience",
         "trained_alpha",
+        "merged_worth",
+        "merged_gain",
         "scar",
         "noise",
         "seed_time",
@@ -229,6 +238,10 @@ class PlantedBackend(Backend):
         self.experience = np.zeros((n_envs, slots))
         self.trained_alpha = np.zeros_like(self.experience)
         """Alpha in the last trained epoch, [E, S]."""
+        self.can_merge = np.array(law.merges or (False,) * len(law.blueprints))
+        self.merged_worth = np.zeros_like(self.experience)
+        """Worth of all merged seeds of a slot, [E, S], pp; ``merged_gain`` is what they add now."""
+        self.merged_gain = np.zeros_like(self.experience)
         self.scar = np.zeros(n_envs)
         """Accuracy lost to shocks and not healed yet, [E], pp."""
         self.noise = np.zeros((n_envs, horizon + 1, 1 + 2 * slots))
@@ -244,6 +257,8 @@ class PlantedBackend(Backend):
         law = self.law
         self.experience[starting] = 0.0
         self.trained_alpha[starting] = 0.0
+        self.merged_worth[starting] = 0.0
+        self.merged_gain[starting] = 0.0
         self.scar[starting] = 0.0
         scale = np.full(self.noise.shape[2], law.paired_noise, dtype=np.float64)
         scale[0] = law.noise
@@ -294,6 +309,24 @@ class PlantedBackend(Backend):
         gates = self.law.gate_parameters * STYLE_IS_GATED[style]
         return np.array(self.law.parameters)[blueprint] + gates, {}
 
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        slots = state.slots
+        merged = due & self.can_merge[slots.blueprint]
+        worth = self._worth_of(slots)
+        self.merged_worth += np.where(merged, worth, 0.0)
+        self.merged_gain += np.where(merged, worth * slots.alpha * self.maturity, 0.0)
+        self.experience[merged] = 0.0
+        self.trained_alpha[merged] = 0.0  # nothing changes: no shock
+        choices = self.law.choices
+        flops = choices.flops_of(slots)
+        merges = {}
+        for env in np.flatnonzero(merged.any(axis=1)).tolist():
+            of_env = merged[env]
+            parameters = of_env * slots.parameters[env]
+            operations = of_env * flops[env]
+            merges[env] = Merge(of_env, parameters, operations, choices.parameters, choices.flops)
+        return merges
+
     @property
     def maturity(self) -> Floats:
         """Maturity m of seeds, [E, S]."""
@@ -320,6 +353,8 @@ class PlantedBackend(Backend):
         rate = np.where(slots.stage == SeedStage.TRAINING, law.incubation_rate, alpha)
         grown = rate * plasticity[:, None]
         self.experience += np.where(trained & slots.learning, grown, 0.0)
+        ripens = 1 - np.exp(-plasticity[:, None] / (self.seed_time * self.horizon))
+        self.merged_gain += np.where(trained, (self.merged_worth - self.merged_gain) * ripens, 0.0)
         np.copyto(self.trained_alpha, alpha, where=trained)
 
     def measure(self, active: Bools, state: EnvState) -> None:
@@ -402,8 +437,8 @@ class PlantedBackend(Backend):
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         for name in self.STATE:
-            values = getattr(self, name)
-            values[:] = saved[name].numpy()
+            if name in saved or not name.startswith("merged"):  # earlier versions did not merge
+                getattr(self, name)[:] = saved[name].numpy()
 
     def true_accuracies(self, slots: Slots, epoch: Ints) -> Accuracies:
         """Returns the accuracies under the law after ``epoch`` epochs [E], for all configurations."""
@@ -422,7 +457,7 @@ class PlantedBackend(Backend):
         kept = np.where(slots.fossil, realised, 0.0)
         unkept = np.where(slots.fossil, 0.0, leaning)
 
-        alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
+        alone = self.law.host_accuracy(epoch, self.horizon) - self.scar + self.merged_gain.sum(axis=1)
         return Accuracies(
             accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),
             committed=np.clip(alone + self._effect(worth, kept) - self._lost(unkept), 0.0, 100.0),
@@ -438,7 +473,8 @@ class PlantedBackend(Backend):
         blueprint = np.where(planted, slots.blueprint, 0)
         worth = np.take_along_axis(self.worth, blueprint[:, :, None], axis=2)[:, :, 0]
         share = self.share[STYLE_OPERATOR[slots.style]]
-        return np.where(planted, worth * share, 0.0)
+        returns = self.law.returns**slots.merges
+        return np.where(planted, worth * share * returns, 0.0)
 
     def _shared(self, leaning: Floats) -> Floats:
         """Returns the part of each seed's ``leaning`` [E, S] that overlaps with that of the other seeds, [E, S], pp."""

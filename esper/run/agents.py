@@ -303,10 +303,12 @@ class PPORun(LearningAgent):
         """Plays the greedy agent on the validation hosts every ``ppo.validate_every`` rounds and after the last one.
 
         The hosts are the same each time, and neither those that it learns from nor those of the comparison. An agent
-        that does better than all before is kept.
+        that does better than all before is kept. Runs in which there would be one such agent have none.
         """
-        due = number % self.config.ppo.validate_every == 0 or number == self.config.run.rounds
-        if not due or number <= self.validated:
+        every = self.config.ppo.validate_every
+        rounds = self.config.run.rounds
+        due = number % every == 0 or number == rounds
+        if not due or number <= self.validated or rounds <= every:
             return None
         achieved = self.validation_return(between_steps)
         self.validated = number

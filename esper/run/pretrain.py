@@ -23,6 +23,7 @@ import numpy as np
 from esper.agents.plans import PlansController
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
+from esper.core.blueprints.source import MERGED
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import CHANCE, SimParams
 from esper.env.slot_env import SlotVectorEnv
@@ -64,6 +65,7 @@ def practice_env(
         host_flops=choices.host_flops,
         fits=() if fits.all() else tuple(map(tuple, fits.tolist())),
         at_once=tuple(env.loop.backend.at_once.tolist()),
+        merges=tuple(name in MERGED for name in spec.blueprints),
         kinds=tuple(map(tuple, choices.kinds.tolist())),
         gate_parameters=0,
         host_parameters=env.host_parameters,

@@ -91,3 +91,23 @@ def test_a_law_can_follow_a_measured_curve() -> None:
     law = replace(QUIET, curve=(10.0, 40.0, 55.0))
     np.testing.assert_array_equal(law.host_accuracy(np.array([2, 0]), 2), [55.0, 10.0])
     assert law.baseline(2, 1).accuracy == (10.0, 40.0, 55.0)
+
+
+def test_a_merged_seed_adds_what_it_would_and_later_ones_in_its_slot_add_less() -> None:
+    law = replace(QUIET, at_once=(True,) * 4, merges=(True,) * 4, synergy=0.0)
+    gains = []
+    for merge, epochs in (
+        (False, (0,)),
+        (True, (0,)),
+        (True, (0, 1)),
+        (True, (0, 1, 2)),
+    ):
+        env = planted(1, law=law, env={"merge": merge, "at_once": True})
+        plant = env.action_spec.encode(Op.GERMINATE, "r0c0", "fern")
+        gains.append(grown(env, dict.fromkeys(epochs, plant)))
+        assert env.state.slots.merges.sum() == merge * len(epochs)
+        assert not env.backend.scar.any()
+    beside, one, two, three = gains
+    assert one == pytest.approx(beside)
+    assert 0 < three - two < two - one < one
+    assert env.state.slots.added_parameters[0] == 3 * 300

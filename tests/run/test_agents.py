@@ -138,6 +138,12 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(
     )
 
 
+def test_an_agent_is_not_validated_where_there_is_no_other(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=4, rounds=2, ppo={"validate_every": 2})
+    _, seen = play(config, tmp_path / "r")
+    assert of_kind(seen, AgentValidated) == []
+
+
 @pytest.mark.parametrize(("practice", "rate"), [(0, 1e-3), (32, 2e-4)])
 def test_an_agent_that_has_practised_learns_at_a_lower_rate(
     practice: int, rate: float, tmp_path: Path

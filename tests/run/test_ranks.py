@@ -14,7 +14,12 @@ from esper.run.experiment import Experiment
 from esper.show.charts import Table
 from esper.show.read import open_run
 from esper.show.sections import time
-from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
+from esper.telemetry.event import (
+    EpisodeCompleted,
+    EpochCompleted,
+    GovernorRollback,
+    RanksWaited,
+)
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankFailed, RankLost
 from tests.run.rank_helpers import break_a_host, fail, hang, kill, ranks_of
@@ -61,10 +66,20 @@ CONFIGS = {
     "fading": lambda: growing(
         "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
     ),
+    "merging": lambda: growing(
+        "random",
+        run={"rounds": 1},
+        env={
+            "n_envs": 3,
+            "merge": True,
+            "slots": ["r0c0", "r2"],
+            "one_incubating": False,
+        },
+    ),
     "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"]}),
 }
 
-FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading")]
+FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading", "merging")]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         [
             ("small", 2),
             ("fading", 2),
+            ("merging", 2),
             *((name, size) for name in FOUR_HOSTS for size in (2, 4)),
         ],
     ),
@@ -99,25 +115,29 @@ def test_ranks_train_the_hosts_of_one_process(
     table = time(run.view)[-1]
     assert isinstance(table, Table)
     assert len(table.rows) == len(laps[0].waited) == size
+    if name == "merging":
+        merges = [event.merges for event in run.of(EpisodeCompleted)]
+        assert any(sum(of_host.values()) > 1 for of_host in merges)
     if name == "wild":
         assert GovernorRollback.__name__ in kinds(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"), [(1, 2), (2, 3)], ids=lambda size: f"{size} ranks"
+    ("name", "before", "after"),
+    [("small", 1, 2), ("small", 2, 3), ("merging", 1, 1), ("merging", 2, 3)],
 )
 def test_a_run_is_resumed_with_another_number_of_ranks(
-    before: int, after: int, alone: Runs, tmp_path: Path
+    name: str, before: int, after: int, alone: Runs, tmp_path: Path
 ) -> None:
     stops = Does(
         lambda event: isinstance(event, EpochCompleted) and event.epoch == 2, stop
     )
     with ranks_of(before) as ranks, pytest.raises(KeyboardInterrupt):
-        Experiment(CONFIGS["small"](), tmp_path / "r", [stops], ranks=ranks).run()
+        Experiment(CONFIGS[name](), tmp_path / "r", [stops], ranks=ranks).run()
     with ranks_of(after) as ranks:
         Experiment.resume(tmp_path / "r", ranks=ranks).run()
-    same_run(alone("small")[0], tmp_path / "r")
+    same_run(alone(name)[0], tmp_path / "r")
 
 
 FAULTS = {

@@ -124,7 +124,7 @@ def test_probabilities_of_ops_depend_on_the_best_seed_that_may_be_planted() -> N
         )  # so that no other head counts
         scene, _ = policy._look(torch.from_numpy(observation))
         decision = network.decide(scene.rows(), policy.legal(legal), wait)
-        return float(decision.log_prob)
+        return float(decision.log_prob.detach())
 
     best, worse = (1, 1), (1, 0)
     assert (
