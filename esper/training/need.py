@@ -76,7 +76,9 @@ def measured_layer(layer: nn.Module | None) -> bool:
         return False
     taps = 1
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        if layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        if layer.groups > 1:
+            return False
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             return False
         taps = layer.weight[0, 0].numel()
     elif not is_matrix(layer):
@@ -90,7 +92,9 @@ def rows_of(layer: nn.Module, inputs: Tensor) -> Tensor:
         flat = isinstance(layer, nn.Conv1d)
 
         def pair(size: Any, of_flat: int) -> Any:
-            return (of_flat, *size) if flat else size
+            if flat:
+                return (of_flat, *size)
+            return size
 
         patches = functional.unfold(
             inputs.unsqueeze(2) if flat else inputs,
@@ -184,7 +188,8 @@ class NeedMeter:
 
     def in_order(self, sites: Sequence[Site], values: Tensor) -> list[float]:
         """Returns transferred ``values`` in the order of ``sites``."""
-        by_name = dict(zip(self.training.site_by_name, values.tolist(), strict=True))
+        names = list(self.training.site_by_name)
+        by_name = dict(zip(names, values.tolist(), strict=True))
         return [by_name[site.name] for site in sites]
 
     def measure(self) -> None:
@@ -207,8 +212,11 @@ class NeedMeter:
         second = see(x[half : 2 * half], y[half : 2 * half])
         loss = (first.loss + second.loss) / 2
         for place, (number, layer) in enumerate(layers.items()):
-            halves = [seen.at(place, layer) for seen in (first, second)]
-            self.values[number] = loss * inexpressible(*halves)
+            share = inexpressible(
+                first.at(place, layer),
+                second.at(place, layer),
+            )
+            self.values[number] = loss * share
 
     def _layer_at(self, place: Place) -> nn.Module | None:
         """Returns the layer whose need is measured at a place; None if there is none. It is looked up once."""
@@ -339,9 +347,13 @@ class NeedMeter:
 def _loader_of(training: HostTraining) -> BatchLoader | None:
     """Returns a reader of single batches from memory; None for streamed data, or too little of it."""
     task = training.task
-    if not isinstance(task.train, Split) or len(task.train) < LEAST:
+    if not isinstance(task.train, Split):
         return None
-    size = min(max(training.config.task.batch_size, LEAST), len(task.train))
+    samples = len(task.train)
+    if samples < LEAST:
+        return None
+    wanted = max(training.config.task.batch_size, LEAST)
+    size = min(wanted, samples)
     return BatchLoader(
         task.train,
         size,
@@ -393,7 +405,12 @@ class NativePass:
         """Runs a batch for its logits, and again with the gradient of their loss."""
         inputs = self._room(x, self.inputs)
         gradients = self._room(x, self.outputs)
-        logits = look(self.program, x, self.inputs, inputs)
+        logits = look(
+            self.program,
+            x,
+            self.inputs,
+            inputs,
+        )
         loss, gradient = cross_entropy_gradient(
             logits.flatten(1),
             y,
