@@ -98,11 +98,14 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "Tensor? found_inf, float beta1, float beta2, float eps) -> ()");
 
     // A batch through a network that is given as a list of layers, and back: writes the output [B, ...] and, with a
-    // gradient of it, the gradients of tensors and of the input. See csrc/tape/tape.h.
-    m.def(
-        "tape_pass_(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
+    // gradient of it, the gradients of tensors and of the input. tape_look_ also writes the numbers of some values, and
+    // their gradients. See csrc/tape/tape.h.
+    const std::string pass =
+        "(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
         "int[] gradient_of, Tensor input, Tensor(c!) output, Tensor? output_gradient, Tensor(d!)? input_gradient, "
-        "bool training) -> ()");
+        "bool training";
+    m.def(("tape_pass_" + pass + ") -> ()").c_str());
+    m.def(("tape_look_" + pass + ", int[] values, Tensor(e!)[] numbers, Tensor(f!)[] number_gradients) -> ()").c_str());
     // An epoch of training in one call: the sections of a program, each with a loss of its own (`ends`), on batches of
     // x [N, ...] in `order`, from a `table` if they are bytes; learning rates; owners of gradients, the host first; and
     // the arguments of grad_stats and of an optimizer. See csrc/tape/epoch.cpp.

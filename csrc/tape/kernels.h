@@ -43,7 +43,8 @@ class Runner {
     virtual void backward(int64_t section, const void* gradient) = 0;
     // Copies a value, or the gradient of the input, to [B, C, H, W].
     virtual void read(int64_t value, void* samples) const = 0;
-    virtual void read_input_gradient(void* samples) const = 0;
+    virtual bool has_memory(int64_t value) const = 0;
+    virtual void read_gradient(int64_t value, void* samples) const = 0;
 };
 
 // One for each level of the architecture: AVX-512, AVX2 with fused multiply-add, and every machine, which alone has

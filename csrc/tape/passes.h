@@ -269,9 +269,11 @@ class RunnerOf final : public Runner {
         move_batch<Real, false>(machine_, from, from.data, static_cast<Real*>(samples));
     }
 
-    void read_input_gradient(void* samples) const override {
-        const Value<Real>& in = machine_.values.front();
-        if (in.gathered) move_batch<Real, false>(machine_, in, in.gradient, static_cast<Real*>(samples));
+    bool has_memory(int64_t value) const override { return !machine_.values[static_cast<size_t>(value)].skipped; }
+
+    void read_gradient(int64_t value, void* samples) const override {
+        const Value<Real>& from = machine_.values[static_cast<size_t>(value)];
+        if (from.gathered) move_batch<Real, false>(machine_, from, from.gradient, static_cast<Real*>(samples));
     }
 
  private:

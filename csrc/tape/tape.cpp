@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "program.h"
 
@@ -66,6 +68,25 @@ void* batch_data(const torch::stable::Tensor& tensor, const Program& program, in
     return mutable_data(tensor.get());
 }
 
+using Seen = std::vector<std::pair<int64_t, void*>>;
+
+// Where the numbers of values go, [B, ...] each; nowhere if there are no tensors.
+Seen seen_values(const std::vector<int64_t>& values, StableIValue tensors, const Program& program, int64_t samples) {
+    const OwnedList into = take_list(tensors);
+    const int64_t count = list_size(into);
+    check(count == 0 || count == static_cast<int64_t>(values.size()),
+          "tape_look_: one tensor for each value that is to be seen");
+    Seen result;
+    for (int64_t n = 0; n < count; ++n) {
+        const int64_t value = values[static_cast<size_t>(n)];
+        check(value >= 0 && value < program.values, "tape_look_: there is no value ", value);
+        const auto tensor = torch::stable::detail::to<torch::stable::Tensor>(list_item(into, n));
+        result.emplace_back(value, batch_data(tensor, program, value, samples, "a value that is to be seen"));
+    }
+    return result;
+}
+
+template <bool kLooks>
 void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
     using torch::stable::detail::to;
     using StableTensor = torch::stable::Tensor;
@@ -93,6 +114,14 @@ void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
     if (output_gradient) gradient = batch_data(*output_gradient, program, last, samples, "the gradient of the output");
     if (input_gradient)
         gradient_of_input = batch_data(*input_gradient, program, 0, samples, "the gradient of the input");
+    Seen seen, seen_gradients;
+    if constexpr (kLooks) {
+        const OwnedList numbers = take_list(stack[11]);
+        std::vector<int64_t> values;
+        for (int64_t n = 0; n < list_size(numbers); ++n) values.push_back(to<int64_t>(list_item(numbers, n)));
+        seen = seen_values(values, stack[12], program, samples);
+        seen_gradients = seen_values(values, stack[13], program, samples);
+    }
     check(last == static_cast<int64_t>(program.code.size()), "tape_pass_: the last value is not the output");
 
     const std::unique_ptr<Runner> runner =
@@ -100,14 +129,23 @@ void tape_pass(StableIValue* stack, uint64_t, uint64_t) {
     runner->load(batch, samples);
     if (last > 0) runner->forward(0);
     runner->read(last, result);
+    for (const auto& [value, at] : seen) {
+        check(runner->has_memory(value), "tape_look_: value ", value, " is only in registers");
+        runner->read(value, at);
+    }
     if (gradient == nullptr || !runner->learns(0)) return;
     runner->backward(0, gradient);
-    if (gradient_of_input != nullptr) runner->read_input_gradient(gradient_of_input);
+    if (gradient_of_input != nullptr) runner->read_gradient(0, gradient_of_input);
+    for (const auto& [value, at] : seen_gradients) {
+        check(runner->has_memory(value), "tape_look_: value ", value, " is only in registers");
+        runner->read_gradient(value, at);
+    }
 }
 
 }  // namespace
 }  // namespace esper::tape
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
-    m.impl("tape_pass_", &esper::tape::tape_pass);
+    m.impl("tape_pass_", &esper::tape::tape_pass<false>);
+    m.impl("tape_look_", &esper::tape::tape_pass<true>);
 }

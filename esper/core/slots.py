@@ -123,6 +123,8 @@ class Slots(Arrays):
     vanishing: Floats = field(metadata=MEASURED)
     """Fraction of vanishing gradient tensors, averaged over the epoch's batches."""
     exploding: Floats = field(metadata=MEASURED)
+    need: Floats = field(metadata=MEASURED)
+    """Last measured need of a vacant slot, in units of the loss, see ``esper.training.need``."""
     gate_score: Floats = field(metadata=FLOAT)
     """Fraction of the next gate's checks that hold; 0 without a gate."""
     gate_passed: Bools = field(metadata=FLAG)

@@ -17,8 +17,10 @@ from torch import Tensor
 from esper.config import TrainingConfig
 from esper.core.observation import HISTORY
 from esper.core.reward_terms import RewardState
-from esper.core.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
+from esper.core.slots import FLAG, FLOAT, INT, MEASURED, Arrays, Bools, Floats, Ints, Slots
 
+ADDED = ("need", "gradient_norm", "gradient_health", "vanishing", "exploding")
+"""Arrays that checkpoints of earlier versions may lack."""
 MIN_STD = 1e-3
 """Min standard deviation of the final loss."""
 
@@ -90,6 +92,12 @@ class EnvState(Arrays):
     committed_loss: Floats = field(metadata=FLOAT)
     """Validation loss with fossils only."""
     all_off_loss: Floats = field(metadata=FLOAT)
+    gradient_norm: Floats = field(metadata=MEASURED)
+    """Norm of the host's gradient, averaged over the epoch's batches; NaN before the first epoch."""
+    gradient_health: Floats = field(metadata=MEASURED)
+    vanishing: Floats = field(metadata=MEASURED)
+    """Fraction of vanishing gradient tensors of the host, averaged over the epoch's batches."""
+    exploding: Floats = field(metadata=MEASURED)
     loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
     """Losses one epoch ago, two, ..., [E, HISTORY]; the first value if the history is shorter."""
     accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})

@@ -43,18 +43,24 @@ def record_validation(
 
 
 def record_seeds(
-    slots: Slots,
+    state: EnvState,
     row: int,
     names: Sequence[str],
     results: CounterfactualHelper,
     summaries: Mapping[str, GradientSummary],
     config: GateConfig,
 ) -> None:
-    """Writes what was measured of the seeds in slots ``names``, in the order of the arrays.
+    """Writes what was measured of the seeds in slots ``names``, in the order of the arrays, and the host's gradients.
 
     ``summaries`` are those of the epoch's gradients, by slot and ``HOST``.
     """
+    slots = state.slots
     host = summaries.get(HOST)
+    if host is not None:
+        state.gradient_norm[row] = host.norm
+        state.gradient_health[row] = host.health_by(config.vanishing_weight, config.exploding_weight)
+        state.vanishing[row] = host.vanishing
+        state.exploding[row] = host.exploding
     for s, name in enumerate(names):
         seed = summaries.get(name)
         if seed is not None and host is not None:

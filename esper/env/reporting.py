@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from esper.config import EnvConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.gates import GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
 from esper.env.backend import Rollbacks
@@ -28,6 +28,15 @@ from esper.telemetry.event import (
     StageChanged,
 )
 from esper.training.counterfactual import Paired
+from esper.training.metrics import HOST
+
+GRADIENTS = {
+    "norm": "gradient_norm",
+    "health": "gradient_health",
+    "vanishing": "vanishing",
+    "exploding": "exploding",
+}
+"""Statistics of gradients in events, and their fields in the states of envs and of slots."""
 
 
 class Reporter:
@@ -223,6 +232,8 @@ class Reporter:
                 parameters=rules.choices.host_parameters + int(slots.added_parameters[env]),
                 contributions=contributions,
                 contribution_errors=errors,
+                needs=needs_of(slots, env, self.spec.slots),
+                gradients=gradients_of(state, env, self.spec.slots),
                 stages=stages,
                 reward=reward,
                 reward_terms=terms,
@@ -315,3 +326,35 @@ class Reporter:
             "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
             "fossil_parameters": int(state.slots.fossil_parameters[env]),
         }
+
+
+def needs_of(
+    slots: Slots,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Returns the needs that are known of an env's slots."""
+    needs = dict(zip(names, slots.need[env].tolist(), strict=True))
+    return {slot: need for slot, need in needs.items() if not math.isnan(need)}
+
+
+def gradients_of(
+    state: EnvState,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, dict[str, float]]:
+    """Returns the statistics that are known of the gradients of an env's host and of its seeds by slot."""
+    slots = state.slots
+    places: list[tuple[str, EnvState | Slots, Any]] = [(HOST, state, env)]
+    for s, slot in enumerate(names):
+        places.append((slot, slots, (env, s)))
+    found: dict[str, dict[str, float]] = {}
+    for owner, arrays, place in places:
+        if math.isnan(arrays.gradient_norm[place]):
+            continue
+        found[owner] = {}
+        for name, field in GRADIENTS.items():
+            found[owner][name] = float(getattr(arrays, field)[place])
+        if owner != HOST:
+            found[owner]["ratio"] = float(slots.gradient_ratio[place])
+    return found

@@ -29,7 +29,7 @@ from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import GROWN, Bools, Floats, Ints
-from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
+from esper.core.state import ADDED, Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.env.backend import Backend, sizes_now
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
@@ -236,7 +236,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for name, arrays in changing_arrays(self).items():
             saved = state["arrays"][name]
             for key, values in arrays.items():
-                if key in saved or key not in GROWN:  # earlier versions did not merge
+                if key in saved or key not in (*GROWN, *ADDED):  # earlier versions did not have them
                     values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
         self._load_offers()

@@ -34,6 +34,7 @@ from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
+from esper.training.need import NeedMeter
 from esper.training.rng import seeded
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
@@ -120,6 +121,7 @@ class EnvHost:
         governor: Governor,
         slots: tuple[str, ...],
         row: int,
+        grows: bool = True,
     ) -> None:
         self.training = training
         self.governor = governor
@@ -128,6 +130,7 @@ class EnvHost:
         self.slot_sites = [training.site_by_name[name] for name in slots]
         """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
+        self.need = NeedMeter(training, training.config.env.need_every if grows else 0)
         self.not_finite = 0.0
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
@@ -152,8 +155,8 @@ class EnvHost:
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
 
-        ``packed`` float64 [1 + S + ...] holds the number of non-finite elements in the weights of host and fossils and
-        in the host's buffers, the ``finite`` flags of the slots, and the gradient statistics.
+        ``packed`` float64 [1 + 2 S + ...] holds the number of non-finite elements of the host with its buffers and
+        fossils, the ``finite`` flags of slots, the need of sites, and the gradient statistics.
         """
         training = self.training
         every = training.config.env.counterfactual_every or 1
@@ -165,6 +168,7 @@ class EnvHost:
             training.totals,
         )
 
+        self.need.measure_if_due()
         committed = [*training.host_group.parameters]
         for name in training.fossils():
             committed += training.seed_groups[name].parameters
@@ -181,6 +185,7 @@ class EnvHost:
             (
                 not_finite.view(1),
                 torch.stack(finite).double(),
+                self.need.values,
                 training.gradient_stats.packed(),
             )
         )
@@ -211,11 +216,14 @@ class EnvHost:
 
         # The order is that of ``packed``, see validate().
         after_flags = 1 + len(self.slot_sites)
+        after_need = after_flags + len(training.sites)
         bad_elements = float(packed[0])
         self.finite = packed[1:after_flags].numpy() > 0
-        summaries = training.gradient_stats.summaries(packed[after_flags:])
+        if self.need.due:
+            state.slots.need[row] = self.need.in_order(self.slot_sites, packed[after_flags:after_need])
+        summaries = training.gradient_stats.summaries(packed[after_need:])
         record_seeds(
-            state.slots,
+            state,
             row,
             [site.name for site in self.slot_sites],
             results,
@@ -292,7 +300,7 @@ class TrainingBackend(Backend):
     Args:
         catalog: the seeds that can be planted; hosts of one task have the same sites.
         spans: the phases, among which training times of GPUs are moved.
-        governed: whether bad hosts are rolled back.
+        governed: whether bad hosts are rolled back; hosts that are not are left alone, and their need is not measured.
     """
 
     def __init__(
@@ -313,7 +321,7 @@ class TrainingBackend(Backend):
             # The loss of a guess is known for classes only.
             classes = task.classes if task.loss == "cross_entropy" else None
             governor = Governor(training.config.governor, training.durations, classes)
-            self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row))
+            self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row, grows=governed))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
         self.merger = Merger(catalog)

@@ -280,7 +280,7 @@ class LoopBackend(Backend):
         summaries = self.gradient_stats.summaries(packed)
         if self.groups.scaler is None:
             self.warnings.of_scale(summaries)
-        record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
+        record_seeds(state, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(
         self,

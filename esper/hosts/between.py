@@ -356,7 +356,7 @@ class Gated(nn.Module):
         for name in self.writers:
             layer = self._linear(name)
             linear[name] = nn.Linear(layer.in_features, units, bias=layer.bias is not None)
-        reader = self._linear(self.reader)
+        reader = self.project
         linear[self.reader] = nn.Linear(units, reader.out_features, bias=reader.bias is not None)
         return MoreGated(_twin(self.module, linear), self.reader)
 
@@ -370,14 +370,19 @@ class Gated(nn.Module):
             for key, old in list(writer.named_parameters(recurse=False)):
                 writer.register_parameter(key, _joined(old, new.get_parameter(key), 0, 1.0))
             writer.out_features += len(new.get_parameter("weight"))
-        reader = self._linear(self.reader)
+        reader = self.project
         new = body.get_submodule(self.reader)
         reader.register_parameter("weight", _joined(reader.weight, new.get_parameter("weight"), 1, alpha))
         reader.in_features = reader.weight.shape[1]
 
     @property
     def units(self) -> int:
-        return self._linear(self.reader).in_features
+        return self.project.in_features
+
+    @property
+    def project(self) -> nn.Linear:
+        """The layer that reads the units."""
+        return self._linear(self.reader)
 
     @property
     def inputs(self) -> int:

@@ -78,6 +78,18 @@ def cross_entropy(
     return CrossEntropy(loss, correct, stats)
 
 
+def cross_entropy_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss of :func:`cross_entropy`, and its gradient in the shape of ``logits``, without autograd."""
+    loss, _, stats, normaliser = _forward(logits, targets, ignore_index, label_smoothing)
+    one = loss.new_ones(())
+    return loss, _gradient(one, logits, targets, normaliser, stats, ignore_index, label_smoothing)
+
+
 def cross_entropy_into(
     logits: Tensor,
     targets: Tensor,

@@ -29,6 +29,8 @@ COUNTS = {
     "refused": "rejected",
 }
 """Heading of a column, and its count; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
+GRADIENTS = ("need", "norm", "ratio", "health", "vanishing", "exploding")
+"""Columns of the table of need and gradients."""
 MIN_SHARE = 0.005
 """Phases with a smaller share of the time are not listed."""
 RETURNS = {
@@ -269,6 +271,29 @@ def contributions(view: RunView) -> list[Block]:
     return _table("Contributions of seeds", heads, rows, words, columns=())
 
 
+def gradients(view: RunView) -> list[Block]:
+    """Need of the slots and gradients of the host and its seeds, means over the hosts of the newest round."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _, epochs in sorted(view.epochs.items()):
+        for epoch in epochs:
+            for owner, statistics in epoch.gradients.items():
+                for name, value in statistics.items():
+                    found[owner][name].append(value)
+            for slot, need in epoch.needs.items():
+                found[slot]["need"].append(need)
+    rows = [[owner, *(_mean(found[owner][name]) for name in GRADIENTS)] for owner in sorted(found)]
+    words = (
+        "Means over the epochs of all hosts of the newest round. Need: loss that the layer at a vacant slot cannot "
+        "lower by its own weights. Norm: of gradients before clipping. Ratio: of a seed's to the host's, by element."
+    )
+    return _table("Need and gradients", ["", *GRADIENTS], rows, words, columns=())
+
+
+def _mean(values: Sequence[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    return number(math.fsum(known) / len(known)) if known else ""
+
+
 def agent(view: RunView) -> list[Block]:
     """Returns, the figures of the updates, and the practice before them."""
     updates = view.of(events.PolicyUpdated)
@@ -449,6 +474,7 @@ SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {
     "time": time,
     "blueprints": blueprints,
     "contributions": contributions,
+    "gradients": gradients,
     "reward": rewards,
     "memory": memory,
     "events": happened,

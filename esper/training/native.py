@@ -98,7 +98,7 @@ class NativePasses:
         """
         key = ("training", *training_roles(self.training))
         try:
-            program = self._program(key, self._write_training)
+            program = self.program(key, self._write_training)
             self._train(program, groups)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
@@ -115,7 +115,7 @@ class NativePasses:
         """Evaluates into ``totals`` with the alphas in ``tried``; returns False, with nothing done, if unsupported."""
         key = ("validation", branching, *validation_roles(self.training))
         try:
-            program, outputs = self._program(key, lambda: self._write_validation(configurations))
+            program, outputs = self.program(key, lambda: self._write_validation(configurations))
             y = self.data.targets(split.y)
         except Unsupported as reason:
             self.reasons[str(reason)] += 1
@@ -182,7 +182,7 @@ class NativePasses:
         """The layers of the host. Raises Unsupported."""
         return route_of(self.training.host)
 
-    def _program(self, key: Hashable, write: Callable[[], Made]) -> Made:
+    def program(self, key: Hashable, write: Callable[[], Made]) -> Made:
         """Returns what ``write`` made the first time for this key. Raises Unsupported, again if it did."""
         found = self._programs.pop(key, None)
         if found is None:

@@ -214,7 +214,7 @@ def training_tape(
             site = training.sites[number]
             if site.on:
                 delta = write_delta(tape, route.parts, site, at.source, track_finite=not shadow)
-                return tape.plus(at.h, delta, _alpha(training, ALPHA, number))
+                return tape.plus(at.h, delta, alpha_of(training, ALPHA, number))
             if shadow or not site.incubating:
                 return at.h
             if training.config.env.incubation == "ste":
@@ -225,7 +225,7 @@ def training_tape(
 
         return at_site
 
-    _end_section(tape, route.write(tape, blending(shadow=False), Arrival(0, 0, 0, {})))
+    end_section(tape, route.write(tape, blending(shadow=False), Arrival(0, 0, 0, {})))
     for number, at in waiting.items():
         site = training.sites[number]
         others = [seed for seed in training.seeds() if seed is not site.seed]
@@ -233,13 +233,14 @@ def training_tape(
         with training.shadow_of(site).in_place(), copied_buffers(others):
             detached = _detached(tape, at)
             delta = write_delta(tape, route.parts, site, detached.source, track_finite=True)
-            grown = tape.plus(detached.h, delta, _alpha(training, TARGET, number))
+            grown = tape.plus(detached.h, delta, alpha_of(training, TARGET, number))
             after = Arrival(at.joint, grown, grown, detached.earlier)
-            _end_section(tape, route.write(tape, blending(shadow=True), after, last=number))
+            end_section(tape, route.write(tape, blending(shadow=True), after, last=number))
     return tape
 
 
-def _alpha(training: HostTraining, row: int, site: int) -> tuple[Tensor, int]:
+def alpha_of(training: HostTraining, row: int, site: int) -> tuple[Tensor, int]:
+    """Returns the number that a pass reads for the alpha of a site, see ``Tape.plus``."""
     return training.alphas, row * len(training.sites) + site
 
 
@@ -250,7 +251,8 @@ def _detached(tape: Tape, at: Arrival) -> Arrival:
     return Arrival(at.joint, values[at.h], values[at.source], earlier)
 
 
-def _end_section(tape: Tape, output: int) -> None:
+def end_section(tape: Tape, output: int) -> None:
+    """Ends a section whose logits are the value ``output``. Raises Unsupported for outputs other than [B, classes]."""
     _check_output(tape, output)
     if output != len(tape.code):  # the output is the last value
         tape.plus(output, output, 0.0)

@@ -36,6 +36,7 @@ class RngStream(IntEnum):
     GLOBAL = 7
     AUGMENTATION = 8
     EXPERIENCE = 9
+    NEED = 10
 
 
 def derive_seed(

@@ -17,6 +17,7 @@ from esper.show.sections import (
     blueprints,
     capital,
     contributions,
+    gradients,
     happened,
     rewards,
     score_of,
@@ -193,6 +194,24 @@ def test_contributions_are_those_of_the_newest_complete_round(grown: Path) -> No
     assert rows[0][3] == f"{last.contributions['r0c0']:+.2f}"
     share, error = view.of(EpisodeCompleted)[0].shapley["r0c0"]
     assert rows[0][4] == f"{share:+.2f} ± {error:.2f}"
+
+
+def test_need_and_gradients_are_means_over_the_epochs_of_the_newest_round() -> None:
+    told = []
+    for number, value in ((1, 0.5), (2, 1.5)):
+        told.append(
+            dataclasses.replace(
+                epoch(0, number),
+                needs={"r2c0": value},
+                gradients={"host": {"norm": value, "health": 1.0}},
+            )
+        )
+    rows = table(gradients(viewed(*told)), "Need and gradients").rows
+    assert rows == [
+        ["host", "", "1.00", "", "1.00", "", ""],
+        ["r2c0", "1.00", "", "", "", "", ""],
+    ]
+    assert gradients(viewed(epoch(0, 1))) == []
 
 
 def test_updates_of_the_agent_are_drawn_by_round(learned: Path) -> None:

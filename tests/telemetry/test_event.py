@@ -51,6 +51,7 @@ SAMPLES: dict[str, Any] = {
         ("gain", False, None, None),
     ),
     "dict[str, float]": {"r0c0": 1.5},
+    "dict[str, dict[str, float]]": {"host": {"norm": 0.5}},
     "dict[str, tuple[float, float]]": {"r0c0": (1.5, 0.5)},
     "dict[str, dict[str, tuple[float, float, int]]]": {"r0c0": {"norm": (1.5, 0.5, 2)}},
     "dict[str, str]": {"r0c0": "conv_light"},

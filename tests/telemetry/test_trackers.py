@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -34,6 +35,22 @@ def test_memory_and_ranks_have_scalars_of_their_places() -> None:
     assert scalars["memory/resident/cpu"] == 5.0
     waited = RanksWaited(1, 4.0, (0.0, 1.0))
     assert Scalars().of(waited) == {"ranks/waited_0": 0.0, "ranks/waited_1": 0.25}
+
+
+def test_need_and_gradients_are_means_over_the_epochs_of_a_round() -> None:
+    scalars = Scalars()
+    for number, need in enumerate((1.0, 3.0)):
+        epoch = replace(
+            samples.epoch(0, number),
+            needs={"r2c0": need},
+            gradients={"host": {"norm": 2 * need}, "r0c0": {"ratio": need}},
+        )
+        assert scalars.of(epoch) == {}
+    found = scalars.of(samples.completed(1))
+    assert found["need/r2c0"] == 2.0
+    assert found["gradient_norm/host"] == 4.0
+    assert found["gradient_ratio/r0c0"] == 2.0
+    assert not any("need" in tag for tag in scalars.of(samples.completed(2)))
 
 
 # TensorBoard

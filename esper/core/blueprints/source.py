@@ -233,6 +233,18 @@ def low_rank(place: Place, rank: int) -> nn.Module:
     return _zero_at_birth(nn.Sequential(down, up), up, place)
 
 
+def reader_of(place: Place) -> nn.Module | None:
+    """Returns the layer of the host that reads the units which a widening at ``place`` adds to; None if it is not
+    known, or nothing there can be widened."""
+    if not place.has_source or place.obstacle or widening_obstacle(place.layers) is not None:
+        return None
+    last = place.layers[-1]
+    if isinstance(last, Extensible):
+        project = getattr(last, "project", None)
+        return project if isinstance(project, nn.Module) else None
+    return last
+
+
 def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
     """Returns ``body`` with drawn weights, but for those of the layer ``last``, which are zero."""
     if place.draw is not None:

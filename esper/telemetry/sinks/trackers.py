@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.telemetry.event import (
     AnomalyDetected,
+    EpochCompleted,
     Event,
     PolicyUpdated,
     PracticeRound,
@@ -67,16 +69,27 @@ PRACTICE = "practice/episodic_return"
 
 
 class Scalars:
-    """Converts events to scalars; ``steps`` is the number of env steps done before the first event."""
+    """Converts events to scalars; ``steps`` is the number of env steps done before the first event.
+
+    Need and the statistics of gradients are means over the epochs and hosts of a round.
+    """
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
+        self._epochs: dict[str, list[float]] = defaultdict(list)
+        """Values of this round's epochs, by tag."""
         self._cut_short = False
         """Whether rounds remain: the comparison of such a run is not final."""
 
     def of(self, event: Event) -> dict[str, float]:
         """Returns the scalars of ``event`` by tag, at step ``self.steps``; empty for practice, see :data:`PRACTICE`."""
         match event:
+            case EpochCompleted():
+                for slot, need in event.needs.items():
+                    self._epochs[f"need/{slot}"].append(need)
+                for owner, statistics in event.gradients.items():
+                    for name, value in statistics.items():
+                        self._epochs[f"gradient_{name}/{owner}"].append(value)
             case RoundCompleted():
                 self.steps += event.epochs
                 self._cut_short = event.round < event.rounds
@@ -87,6 +100,9 @@ class Scalars:
                     scalars[f"seconds/{phase}"] = seconds
                 for name, held in event.memory.items():
                     scalars[f"memory/{name}"] = float(held)
+                for tag, values in self._epochs.items():
+                    scalars[tag] = sum(values) / len(values)
+                self._epochs.clear()
                 return scalars
             case PolicyUpdated():
                 scalars = _fields(event)
