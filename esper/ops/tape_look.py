@@ -10,6 +10,8 @@ from torch import Tensor
 from esper.ops import _native
 from esper.ops.tape import Program
 
+_look = _native.writing(torch.ops.esper.tape_look_.default)
+
 _native.not_differentiable("tape_look_", in_place=True)
 
 
@@ -35,7 +37,7 @@ def look(
         the output [B, C, H, W].
     """
     output = x.new_empty((len(x), *program.output_shape))
-    torch.ops.esper.tape_look_(
+    _look(
         *program.arguments,
         x.detach().contiguous(),
         output,
