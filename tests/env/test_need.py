@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,10 +27,7 @@ def test_need_is_measured_every_few_epochs_and_kept_until_then() -> None:
         for _ in range(4):
             world.step()
             needs.append(world.env.state.slots.need[0].copy())
-        same = [
-            np.array_equal(a, b, equal_nan=True)
-            for a, b in zip(needs, needs[1:], strict=False)
-        ]
+        same = [np.array_equal(a, b, equal_nan=True) for a, b in pairwise(needs)]
         assert same == [True, False, True, False]
 
 

@@ -229,8 +229,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "each reset makes a new host",
             "esper/training/host_training.py",
-            "    training.host.load_state_dict(fresh.state_dict())\n",
-            "    training.host.load_state_dict(fresh.state_dict(), assign=True)\n",
+            "    host.load_state_dict(fresh.state_dict())\n",
+            "    host.load_state_dict(fresh.state_dict(), assign=True)\n",
             "tests/env/test_flat_memory.py::test_reset_fills_the_storage_of_the_host_before",
         ),
     ],

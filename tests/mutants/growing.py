@@ -202,17 +202,10 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/training/test_warmup.py::test_a_seed_has_a_rate_of_its_own_that_rises_after_planting",
         ),
         Fault(
-            "momenta of merged layers are lost",
-            "esper/grower/finish.py",
-            "        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value\n",
-            "        optimizer.state[new][key] = torch.zeros_like(values[key]) if _is_like(value, old) else value\n",
-            "tests/grower/test_finish.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
-        ),
-        Fault(
             "merged optimizer state is not divided by alpha",
-            "esper/grower/finish.py",
-            "        hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0\n",
-            "        hook.alpha = 1.0\n",
+            "esper/hosts/moments.py",
+            "        alpha = seed.alpha ** -POWERS[key] if seed.alpha else 0.0\n",
+            "        alpha = 1.0\n",
             "tests/grower/test_finish.py::test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights",
         ),
         Fault(
@@ -241,8 +234,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "rent in operations is that of seeds at alpha 1",
             "esper/core/state.py",
-            "        (slots.alpha * flops).sum(axis=1),\n",
-            "        flops.sum(axis=1),\n",
+            "        (slots.alpha * flops + slots.merged_flops).sum(axis=1),\n",
+            "        (flops + slots.merged_flops).sum(axis=1),\n",
             "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
         ),
         Fault(
@@ -310,13 +303,6 @@ MUTANTS: dict[str, list[Fault]] = {
             '    columns = alpha * new_last.get_parameter("weight").double()',
             '    columns = new_last.get_parameter("weight").double()',
             "tests/hosts/test_widen.py::test_a_merged_network_computes_the_same_with_nothing_of_esper_in_it",
-        ),
-        Fault(
-            "a widening is merged although a kept seed lies inside",
-            "esper/hosts/host.py",
-            "        return outer.source < spans[slot].sink < outer.sink",
-            "        return False",
-            "tests/hosts/test_widen.py::test_a_kept_seed_between_the_layers_keeps_a_widening_apart",
         ),
         Fault(
             "what reads the units of a layer beside the next one is not seen",

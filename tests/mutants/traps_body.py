@@ -110,9 +110,9 @@ MUTANTS: dict[str, list[Fault]] = {
             "a failed germination counts",
             "esper/training/host_training.py",
             "        with seeded(self._seed(RngStream.SEED, self.germinations)):\n            planted = "
-            "site.plant(blueprint, style, probe, prepare)\n        self.germinations += 1\n",
+            "site.plant(blueprint, style, probe, prepare, leading)\n        self.germinations += 1\n",
             "        self.germinations += 1\n        with seeded(self._seed(RngStream.SEED, self.germina"
-            "tions)):\n            planted = site.plant(blueprint, style, probe, prepare)\n",
+            "tions)):\n            planted = site.plant(blueprint, style, probe, prepare, leading)\n",
             "tests/training/test_germination.py::test_a_failed_germination_does_not_shift_the_seeds_that_follow",
         ),
     ],
