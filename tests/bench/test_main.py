@@ -119,7 +119,7 @@ def test_an_interrupt_keeps_what_was_measured(
     results, page = (tmp_path / name for name in ("b.json", "b.md"))
     files = ["--json", str(results), "--markdown", str(page)]
     code, _ = type_in("sgd", *QUICK, *files)
-    assert code == 2
+    assert code == 1
     (row,) = json.loads(results.read_text())
     assert row["case"] == measured[0].case
     assert f"| {measured[0].case} |" in page.read_text()
