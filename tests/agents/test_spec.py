@@ -167,6 +167,7 @@ def test_a_copy_takes_the_place_of_what_is_followed() -> None:
 SPLITS = re.compile(r"(?:partition|split|removeprefix|startswith)\(\(?\"[\w-]*:\"")
 OF_OTHERS = {
     "agents/spec.py": "the grammar",
+    "cli/launch.py": "a path in an argument",
     "compare/arms.py": "NAME:SECTION.KEY=VALUE, around the name of a controller",
     "files/system_info.py": "/proc/cpuinfo",
     "training/execution/cores.py": "/proc/self/cgroup",
