@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from esper.ops.tape import LAYERS, TENSORS, Shape, Tape
+from esper.ops.tape import LAYERS, TENSORS, Shape, Tape, require_plain
 
 FIRST_NUMBER = 4
 """Column of the first number of a layer."""
@@ -32,15 +32,25 @@ class _Layer:
     """Where its tensors are found, and whether they are parameters; a module may get other buffers for a while."""
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What a module has written."""
+
+    children: list[nn.Module]
+    """All modules within it when it did."""
+    layers: list[_Layer] | None
+    """None: it cannot be copied."""
+
+
 class Parts:
     """The parts that the modules of a network have written so far.
 
-    A module is taken to stay as it was when it was written first, but for the values of its tensors, whether they
-    learn, and the exchange of buffers.
+    A module is taken to keep its settings, such as strides. Tensors, submodules and hooks may change: a part is written
+    again if submodules are others.
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[nn.Module, dict[Kind, list[_Layer] | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, dict[Kind, _Part]] = WeakKeyDictionary()
 
     def write(
         self,
@@ -51,13 +61,18 @@ class Parts:
         """Appends a module that reads ``value``, as ``tape.add`` does; returns its output. Raises Unsupported."""
         parts = self._known.setdefault(module, {})
         key = (tape.shapes[value], tape.length, tape.evaluates)
-        if key not in parts:
-            parts[key] = _part_of(module, *key)
-        part = parts[key]
-        if part is None:
+        require_plain(module)
+        _, *children = module.modules()
+        for child in children:
+            require_plain(child)
+        part = parts.get(key)
+        if part is None or part.children != children:
+            part = _Part(children, _layers_of(module, *key))
+            parts[key] = part
+        if part.layers is None:
             return tape.add(module, value)
         places = [value]
-        for layer in part:
+        for layer in part.layers:
             row = layer.row.copy()
             row[1] = places[row[1]]
             if row[2] >= 0:
@@ -76,7 +91,7 @@ class Parts:
         return places[-1]
 
 
-def _part_of(
+def _layers_of(
     module: nn.Module,
     shape: Shape,
     length: int,

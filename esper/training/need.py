@@ -131,17 +131,18 @@ def inexpressible(
         second: the same on another batch.
     """
     products = []
-    moments: Tensor | float = 0.0
-    whole: Tensor | float = 0.0
+    moments_of = []
+    squares = []
     for inputs, gradients in (first, second):
         step = -(-len(inputs) // MAX_ROWS)
         b = inputs[::step].double()
         v = gradients[::step].double()
         products.append(b.T @ v / len(b))
-        moments = moments + b.T @ b / (2 * len(b))
-        whole = whole + v.square().sum() / (2 * len(v))
+        moments_of.append(b.T @ b / len(b))
+        squares.append(v.square().sum() / len(v))
 
-    assert isinstance(moments, Tensor)
+    moments = (moments_of[0] + moments_of[1]) / 2
+    whole = (squares[0] + squares[1]) / 2
     variances = moments.diagonal()
     # Dead inputs have only zeros, by which nothing can be divided.
     least = torch.finfo(moments.dtype).tiny
@@ -219,7 +220,7 @@ class NeedMeter:
             self.values[number] = loss * share
 
     def _layer_at(self, place: Place) -> nn.Module | None:
-        """Returns the layer whose need is measured at a place; None if there is none. It is looked up once."""
+        """Returns the layer whose need is measured at a place, which is looked up once; None if nothing is measured."""
         known = self._layers.get(place.name)
         if known is None or known[0] is not place:
             layer = reader_of(place)
@@ -243,7 +244,7 @@ class NeedMeter:
         loader.shuffle(0, self._order)
 
     def _native(self, layers: Mapping[int, nn.Module]) -> Callable[[Tensor, Tensor], Seen] | None:
-        """Returns the compiled form of :meth:`_eager`; None if there is none."""
+        """Returns the compiled form of :meth:`_eager`; None for a host that lacks this form."""
         native = self.training.native
         if native is None:
             return None
@@ -255,7 +256,8 @@ class NeedMeter:
 
         try:
             return native.program(key, write)
-        except Unsupported:
+        except Unsupported as reason:
+            native.reasons[str(reason)] += 1
             return None
 
     def _eager(
@@ -390,8 +392,8 @@ class NativePass:
 
         end_section(tape, route.write(tape, at_site, Arrival(0, 0, 0, {})))
         self.program = tape.program()
-        convolution = LAYERS.index("convolution")
-        rows = {row[4]: row for row in tape.code if row[0] == convolution}  # by the number of the weights
+        kinds = [LAYERS.index(name) for name in ("convolution", "linear")]
+        rows = {row[4]: row for row in tape.code if row[0] in kinds}  # by the number of the weights
         numbers = [tape.tensor(weight, learns=True) for weight in weights]
         if not rows.keys() >= set(numbers):
             raise Unsupported("a measured layer is no single layer in compiled code")

@@ -10,7 +10,7 @@ from esper.hosts.moments import Averages
 
 
 def stepped(steps: int, layer: nn.Linear) -> torch.optim.AdamW:
-    """An optimizer of a layer that has made so many steps with the same gradient."""
+    """Returns an optimizer after ``steps`` steps of a layer whose gradient stays the same."""
     optimizer = torch.optim.AdamW(layer.parameters(), 0.0)
     for _ in range(steps):
         layer.weight.grad = torch.ones_like(layer.weight)

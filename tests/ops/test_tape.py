@@ -81,15 +81,15 @@ def on_tape(network: nn.Module, shape: Shape) -> tuple[Tape, int]:
     return tape, tape.add(network, 0)
 
 
-def differences(network: nn.Module, x: Tensor) -> list[float]:
-    """Returns the differences between a tape and eager PyTorch: of the output, all gradients and buffers, relative to
-    the largest number of each, or to 1."""
+def both_ways(
+    network: nn.Module, x: Tensor, gradient: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns what a tape and eager PyTorch compute: the output, all gradients, and buffers."""
     eager = copy.deepcopy(network)
     tape, _ = on_tape(network, tuple(x.shape[1:]))
     program = tape.program()
     leaf = x.clone().requires_grad_()
     expected = eager(leaf)
-    gradient = torch.randn_like(expected)
     expected.backward(gradient)
 
     input_gradient = torch.full_like(x, 9)
@@ -100,7 +100,13 @@ def differences(network: nn.Module, x: Tensor) -> list[float]:
         assert other.grad is not None
         number = program.gradient_of[tape.tensor(mine, learns=True)]
         pairs.append((program.gradients[number], other.grad))
-    pairs += list(zip(network.buffers(), eager.buffers(), strict=True))
+    return pairs + list(zip(network.buffers(), eager.buffers(), strict=True))
+
+
+def differences(network: nn.Module, x: Tensor) -> list[float]:
+    """Returns the differences between both ways, relative to the largest number of each, or to 1."""
+    gradient = torch.randn_like(copy.deepcopy(network)(x))
+    pairs = both_ways(network, x, gradient)
     found = []
     for mine, other in pairs:
         size = other.detach().double().abs().max().clamp(min=1)
@@ -273,24 +279,10 @@ def test_a_number_that_is_not_finite_comes_out_as_in_pytorch(
         for key, parameter in network.named_parameters():
             if key.endswith(place):
                 parameter.data.view(-1)[0] = bad
-        eager = copy.deepcopy(network)
-        leaf = x.clone().requires_grad_()
-        expected = eager(leaf)
-        gradient = torch.ones_like(expected)
+        gradient = torch.ones_like(copy.deepcopy(network)(x))
         if place == "gradient":
             gradient[3, 0] = bad
-        expected.backward(gradient)
-        tape, _ = on_tape(network, tuple(x.shape[1:]))
-        program = tape.program()
-        input_gradient = torch.zeros_like(x)
-        output = program.run(x, gradient, input_gradient)
-        assert leaf.grad is not None
-        pairs = [(output.view_as(expected), expected), (input_gradient, leaf.grad)]
-        for mine, other in zip(network.parameters(), eager.parameters(), strict=True):
-            assert other.grad is not None
-            number = program.gradient_of[tape.tensor(mine, learns=True)]
-            pairs.append((program.gradients[number], other.grad))
-        pairs += list(zip(network.buffers(), eager.buffers(), strict=True))
+        pairs = both_ways(network, x, gradient)
         for mine, other in pairs:
             if place == "weight" and name in OTHERWISE:
                 assert mine.isfinite().all() == other.isfinite().all(), bad

@@ -110,6 +110,27 @@ def test_a_module_without_a_layer_is_its_input() -> None:
     assert not tape.code
 
 
+def test_a_hook_that_comes_later_is_named() -> None:
+    module = block()
+    parts = Parts()
+    parts.write(Tape((3, 5, 5)), module, 0)
+    module[2].register_forward_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match="a ReLU with hooks"):
+        parts.write(Tape((3, 5, 5)), module, 0)
+
+
+def test_a_layer_that_was_exchanged_is_written_anew() -> None:
+    module = block()
+    parts = Parts()
+    parts.write(Tape((3, 5, 5)), module, 0)
+    module[3] = nn.Conv2d(3, 4, 1)
+    module[4] = nn.GroupNorm(2, 4)
+    copied, added = Tape((3, 5, 5)), Tape((3, 5, 5))
+    parts.write(copied, module, 0)
+    added.add(module, 0)
+    assert written(copied) == written(added)
+
+
 def test_parts_keep_no_module() -> None:
     module = block()
     parts = Parts()

@@ -11,6 +11,7 @@ from esper.data.split import Split
 from esper.ops.grad_stats import FIELDS
 from esper.training.host_training import HostTraining
 from esper.training.native import NativePasses
+from esper.training.step import train_epoch
 from esper.training.validate import all_off, evaluate
 
 CLOSE = 1e-5
@@ -20,6 +21,17 @@ def both(make: Callable[[], HostTraining]) -> tuple[HostTraining, HostTraining]:
     eager = make()
     native = make()
     native.native = NativePasses(native)
+    return eager, native
+
+
+def trained(
+    make: Callable[[], HostTraining], epochs: int = 1
+) -> tuple[HostTraining, HostTraining]:
+    """Both, after some epochs."""
+    eager, native = both(make)
+    for _ in range(epochs):
+        train_epoch(eager)
+        train_epoch(native)
     return eager, native
 
 

@@ -41,6 +41,7 @@ from tests.training.native_pairs import (
     check_validation,
     doubled,
     state_of,
+    trained,
 )
 
 STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
@@ -86,9 +87,7 @@ def test_an_epoch_and_a_validation_are_those_of_pytorch(
         plant(training, "r0c0", blueprint, style, stage, target=0.7)
         return training
 
-    eager, native = both(make)
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(make)
     check_alike(eager, native)
     check_validation(eager, native)
 
@@ -124,10 +123,7 @@ def test_seeds_in_many_slots_and_widenings_learn_side_by_side(
         plant(training, "r2c1", "widen_whole", "LINEAR_ADD", S.BLENDING, 0.5)
         return training
 
-    eager, native = both(make)
-    for _ in range(2):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(make, 2)
     check_alike(eager, native, 1e-4)
     check_validation(eager, native, 1e-3)
 
@@ -178,10 +174,7 @@ def test_data_rates_and_frozen_layers_are_those_of_pytorch(name: str) -> None:
             return doubled(training)
         return training
 
-    eager, native = both(make)
-    for _ in range(2):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(make, 2)
     if name in IN_FLOAT64:
         check_alike(eager, native, 1e-9)
         return
@@ -200,10 +193,7 @@ def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(
         plant(training, "r0c1", "conv_light", "LINEAR_MULTIPLY", S.BLENDING, 0.5)
         return doubled(training)
 
-    eager, native = both(make)
-    for _ in range(3):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(make, 3)
     check_alike(eager, native, 1e-9)
 
 
@@ -221,9 +211,7 @@ def test_a_delta_above_its_limit_learns_from_the_samples_that_are_there() -> Non
             list(site.seed.parameters())[-1].fill_(100.0)
         return doubled(training)
 
-    eager, native = both(make)
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(make)
     check_alike(eager, native, 1e-9)
 
 
@@ -261,10 +249,7 @@ def test_seeds_that_are_built_into_a_host_are_a_part_of_its_native_passes(
         plant(training, "r2c0", "widen_quarter", "LINEAR_ADD", S.TRAINING, 0.8)
         return doubled(training)
 
-    eager, native = both(make)
-    for _ in range(2):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(make, 2)
     check_alike(eager, native, 1e-9)
     check_validation(eager, native, 1e-9)
 
@@ -288,9 +273,7 @@ def test_a_seed_that_is_not_finite_is_cut_as_pytorch_cuts_it(
         spoil(site.seed, value)
         return training
 
-    eager, native = both(make)
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(make)
     for one_site, other in zip(eager.sites, native.sites, strict=True):
         if one_site.planted is not None and other.planted is not None:
             assert bool(one_site.planted.finite) == bool(other.planted.finite)
@@ -304,9 +287,7 @@ def test_a_host_that_is_not_finite_stands_still_as_in_pytorch(value: float) -> N
         spoil(training.host, value)
         return training
 
-    eager, native = both(make)
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(make)
     assert torch.equal(
         torch.isnan(eager.gradient_stats.total),
         torch.isnan(native.gradient_stats.total),
@@ -477,9 +458,7 @@ def test_auto_leaves_hosts_to_pytorch_whose_steps_it_does_faster() -> None:
 
 
 def test_a_norm_without_statistics_of_its_own_is_evaluated_in_whole_batches() -> None:
-    eager, native = both(lambda: of_task(of_vectors(without_statistics)))
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(lambda: of_task(of_vectors(without_statistics)))
     check_alike(eager, native)
     expected = evaluate(eager, eager.task.validation, [all_off(eager)])
     found = evaluate(native, native.task.validation, [all_off(native)])

@@ -22,7 +22,13 @@ from esper.training.step import train_epoch
 from tests.core_helpers import plant, tiny_config
 from tests.data.objective_tasks import X, task
 from tests.training.byte_images import byte_digits
-from tests.training.native_pairs import both, check_alike, check_validation, doubled
+from tests.training.native_pairs import (
+    both,
+    check_alike,
+    check_validation,
+    doubled,
+    trained,
+)
 
 WIDE = torch.stack([X[:, 0] - X[:, 1], X[:, 2] * X[:, 3], X[:, 4]], dim=1)
 
@@ -73,10 +79,7 @@ def test_losses_and_scores_of_samples_are_those_of_pytorch(
         training = training_of(replace(TASKS[name](), evaluation_batch=150), optimizer)
         return doubled(training) if exact else training
 
-    eager, native = both(make)
-    for _ in range(2):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(make, 2)
     tolerance = 1e-9 if exact else 1e-5
     check_alike(eager, native, tolerance)
     check_validation(eager, native, tolerance)
@@ -94,9 +97,7 @@ def test_losses_that_are_not_finite_are_counted_as_by_pytorch(
             list(training.host.parameters())[-1][1] = value
         return training
 
-    eager, native = both(make)
-    train_epoch(eager)
-    train_epoch(native)
+    eager, native = trained(make)
     assert int(eager.totals.training[-1]) == 51
     check_alike(eager, native)
     check_validation(eager, native)

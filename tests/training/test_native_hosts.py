@@ -31,6 +31,7 @@ from tests.training.native_pairs import (
     doubled,
     share_apart,
     take_over,
+    trained,
 )
 
 STAGES = (S.TRAINING, S.BLENDING, S.FOSSILIZED)
@@ -179,10 +180,7 @@ ALL = [
 
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_epochs_in_float64_are_those_of_pytorch_to_the_ninth_digit(case: Case) -> None:
-    eager, native = both(lambda: doubled(case.training(BATCHES)))
-    for _ in range(2):
-        train_epoch(eager)
-        train_epoch(native)
+    eager, native = trained(lambda: doubled(case.training(BATCHES)), 2)
     check_alike(eager, native, 1e-9, zeros=case.name != "chars")
     check_validation(eager, native, 1e-9)
 
