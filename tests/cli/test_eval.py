@@ -46,7 +46,7 @@ def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
     assert "greedy, stochastic: trained once" in found.out
     assert (
         lines[-1]
-        == f"{run} learned on planted, 2 of 2 rounds, best after round 2, seed 7."
+        == f"{run} learned on planted, 2 of 2 rounds, seed 7."
     )
 
 

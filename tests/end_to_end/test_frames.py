@@ -17,7 +17,7 @@ from esper.training import step
 from esper.training.host_training import HostTraining
 
 PACKAGE = Path(esper.__file__).parent
-MAX_FRAMES = 13
+MAX_FRAMES = 14
 
 
 def own_frames(stack: traceback.StackSummary) -> list[str]:
