@@ -52,7 +52,7 @@ class Averages:
         return names
 
     def of(self, parameter: Tensor, key: str) -> Tensor | None:
-        """Returns an average of the parameter's gradients, in its shape; None if the optimizer keeps no such average."""
+        """Returns an average of a parameter's gradients, in its shape; None if the optimizer has no such average."""
         value = self._states.get(parameter, {}).get(key)
         return value if is_like(value, parameter) else None
 

@@ -173,12 +173,14 @@ class NormReluPool(_NormBase):
     tool, put the modules of :meth:`unfused` in its place.
     """
 
-    _check_input_dim = nn.BatchNorm2d._check_input_dim
-
     def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:
         """Takes the arguments of ``nn.BatchNorm2d``, and ``pool``."""
         super().__init__(num_features, *args, **kwargs)
         self.pool = pool
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 4:
+            raise ValueError(f"expected an input of 4 dimensions, got {input.dim()}")
 
     def unserved(self, input: Tensor) -> str | None:
         """Returns the reason why the operator does not support this input ``[N, C, H, W]``; None if it does."""

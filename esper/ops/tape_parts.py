@@ -34,7 +34,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a module has written."""
+    """The layers that a module has written."""
 
     children: list[nn.Module]
     """All modules within it when it did."""

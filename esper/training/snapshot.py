@@ -97,16 +97,14 @@ class Snapshot:
         originals = dict(training.network_tensors(self.measured))
         for name in self.tensors.keys() - originals.keys():
             del self.tensors[name]
-        copies = []
-        for name, tensor in originals.items():
-            copy = self.tensors.get(name)
-            # Memory that fits is used again.
-            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = torch.empty_like(tensor, requires_grad=False)
-                self.tensors[name] = copy
-            copies.append(copy)
         with torch.no_grad():
-            torch._foreach_copy_(copies, list(originals.values()))
+            for name, tensor in originals.items():
+                copy = self.tensors.get(name)
+                # Memory that fits is used again.
+                if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                    copy = torch.empty_like(tensor)
+                    self.tensors[name] = copy
+                copy.copy_(tensor)
 
     def restore(self, training: Restorable) -> None:
         """Restores host and fossils bit for bit, and removes every other seed.

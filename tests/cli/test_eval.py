@@ -44,10 +44,7 @@ def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
         )
         assert any(f"{compared['difference']:+.2f}" in line for line in lines)
     assert "greedy, stochastic: trained once" in found.out
-    assert (
-        lines[-1]
-        == f"{run} learned on planted, 2 of 2 rounds, seed 7."
-    )
+    assert lines[-1] == f"{run} learned on planted, 2 of 2 rounds, seed 7."
 
 
 @pytest.mark.slow

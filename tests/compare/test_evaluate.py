@@ -281,9 +281,7 @@ def test_all_names_of_a_run_mean_the_same(
         2,
         wanted.origin,
     )
-    assert (
-        found.origin == "learned on planted, 2 of 2 rounds, seed 7"
-    )
+    assert found.origin == "learned on planted, 2 of 2 rounds, seed 7"
     ours, theirs = found.state["network"], wanted.state["network"]
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 

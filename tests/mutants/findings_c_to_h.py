@@ -38,8 +38,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "each snapshot lies in new memory",
             "esper/training/snapshot.py",
-            "            if copy is None or copy.shape",
-            "            if copy is not None or copy.shape",
+            "                if copy is None or copy.shape",
+            "                if copy is not None or copy.shape",
             "tests/training/test_snapshot.py::test_snapshots_live_in_the_same_storage_in_every_episode",
         ),
     ],

@@ -13,6 +13,8 @@ ALLOWED = {
     "torch._dynamo.lookup_backend": "the documented way for a backend to go on to another one",
     "torch.profiler._ExperimentalConfig": "nothing else profiles threads that were there before the profiler",
     "torch.nn.modules.batchnorm._BatchNorm": "the class that all BatchNorms have in common; it has no public name",
+    "torch.nn.modules.batchnorm._NormBase": "their class without its name, which tools replace by other layers",
+    "torch.autograd.forward_ad._current_level": "nothing public says whether derivatives are computed forward",
 }
 """Private name: why it is used nevertheless."""
 
