@@ -203,7 +203,7 @@ def test_charts_are_the_same_whatever_the_user_has_set_for_matplotlib(
 
 def test_the_users_style_neither_changes_a_chart_nor_is_changed() -> None:
     plain = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
-    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red"}):
+    with matplotlib.rc_context({"lines.linewidth": 9, "grid.linewidth": 7}):
         styled = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
         assert matplotlib.rcParams["lines.linewidth"] == 9
     assert styled == plain
