@@ -36,6 +36,7 @@ IMAGES: dict[str, Make] = {
     "batch norm, cumulative": lambda c: nn.BatchNorm2d(c, momentum=None),
     "batch norm, no statistics": lambda c: nn.BatchNorm2d(c, track_running_stats=False),
     "batch norm, not affine": lambda c: nn.BatchNorm2d(c, affine=False),
+    "batch norm behind a bias": lambda c: chain(nn.Conv2d(c, 3, 1), nn.BatchNorm2d(3)),
     "batch norm, relu": lambda c: chain(nn.BatchNorm2d(c), nn.ReLU()),
     "group norm": lambda c: nn.GroupNorm(1, c),
     "group norm, groups": lambda c: nn.GroupNorm(c, c),

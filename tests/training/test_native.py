@@ -113,6 +113,7 @@ def test_seeds_in_many_slots_and_widenings_learn_side_by_side(
                 "batch_size": 48,
                 "optimizer": optimizer,
                 "label_smoothing": 0.1,
+                "max_grad_norm": 0.1,
                 **rate,
             },
         )
