@@ -238,7 +238,8 @@ def choose_threads(hosts: TorchHosts) -> str:
 def step_seconds(hosts: TorchHosts) -> float:
     """Returns the seconds of a step of the first host, the best of a few times."""
     _wait_for(hosts, 1)  # compiles
-    alone = timeit.timeit(partial(_wait_for, hosts, 2), number=1) / 2
+    few = min(2, hosts.work.steps)
+    alone = timeit.timeit(partial(_wait_for, hosts, few), number=1) / few
     steps = max(1, min(int(TRIED_SECONDS / alone), hosts.work.steps))
     return min(timeit.repeat(partial(_wait_for, hosts, steps), number=1, repeat=REPEATS)) / steps
 
