@@ -97,7 +97,8 @@ class PerEnvController(ABC):
         for env in range(self.n_envs):
             masks_of_env = {name: mask[env] for name, mask in masks.items()}
             view = EnvView(self.spec, self.layout, observation[env], masks_of_env)
-            actions[env] = self.choose(env, view)
+            if not view.edited or self.acts_again(env, view):
+                actions[env] = self.choose(env, view)  # else WAIT
             self.steps[env] += 1
         return actions
 
@@ -116,6 +117,11 @@ class PerEnvController(ABC):
 
     def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers have no state
         """Resets the controller's state for this env."""
+
+    def acts_again(self, env: int, view: EnvView) -> bool:
+        """Returns whether to choose again after an action, before the epoch is trained: by default, only after a seed
+        was planted that is a part of its host at once, since such seeds need not wait for one another."""
+        return view.joined
 
     @abstractmethod
     def choose(self, env: int, view: EnvView) -> Ints:
@@ -149,6 +155,20 @@ class EnvView:
         """Number of epochs that are left."""
         # The entry is a symlog, which of a number that is not negative is log1p.
         return round(math.expm1(self.value("epochs_left")))
+
+    @property
+    def edited(self) -> bool:
+        """True if an action was taken since the last epoch was trained."""
+        return self.value("edits_left") < 1
+
+    @property
+    def joined(self) -> bool:
+        """True if the last action planted a seed that is a part of its host at once."""
+        if not self.value("last_op_germinate") or not self.value("last_op_succeeded"):
+            return False
+        # Any other seed is in GERMINATED before its first epoch.
+        stages = [self.stage(slot) for slot in self.spec.slots if self.age(slot) == 0]
+        return SeedStage.GERMINATED not in stages
 
     def choice(
         self,
@@ -202,7 +222,13 @@ class NoGrowth(PerEnvController):
 
 
 class RandomController(PerEnvController):
-    """Acts at random, keyed by (run seed, env, episode, step), so that envs' draws are independent of one another."""
+    """Acts at random, keyed by (run seed, env, episode, step), so that envs' draws are independent of one another.
+
+    It uses as many decisions before an epoch as it draws.
+    """
+
+    def acts_again(self, env: int, view: EnvView) -> bool:
+        return True
 
     def choose(self, env: int, view: EnvView) -> Ints:
         key = [

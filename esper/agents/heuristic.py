@@ -228,14 +228,15 @@ class PlateauController(HeuristicController):
         self.window = max(rule.min_window_epochs, math.ceil(rule.window * self.layout.horizon))
         """Length of a plateau in epochs."""
         self.best: list[list[float]] = [[] for _ in range(self.n_envs)]
-        """Best accuracy (pp) at each decision since the last seed was planted."""
+        """Best accuracy (pp) after each epoch since the last seed was planted."""
 
     def begin_episode(self, env: int) -> None:
         super().begin_episode(env)
         self.best[env] = []
 
     def choose(self, env: int, view: EnvView) -> Ints:
-        self.best[env].append(100 * view.value("best_accuracy"))
+        if not view.edited:
+            self.best[env].append(100 * view.value("best_accuracy"))
         action = super().choose(env, view)
         # A plateau begins anew.
         if action[0] == Op.GERMINATE:

@@ -42,7 +42,8 @@ class ScriptedController(PerEnvController):
     """Follows a schedule in each env.
 
     An entry is executed at its epoch, or as soon afterwards as it is legal and, for ADVANCE and FOSSILIZE, its gate
-    would open. Entries of one slot keep their order. One action is executed per step.
+    would open. Entries of one slot keep their order. One action is executed per step, so that all entries of an epoch
+    need ``env.edits_per_epoch``.
     """
 
     EPISODE_STATE = ("pending",)
@@ -65,6 +66,9 @@ class ScriptedController(PerEnvController):
 
     def begin_episode(self, env: int) -> None:
         self.pending[env] = list(range(len(self.schedule)))
+
+    def acts_again(self, env: int, view: EnvView) -> bool:
+        return True
 
     def choose(self, env: int, view: EnvView) -> Ints:
         waiting: set[str] = set()  # slots with an earlier entry that was not executed yet

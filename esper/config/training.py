@@ -109,6 +109,9 @@ class EnvConfig(Section):
     """Number of hosts trained together; None takes the task's default."""
     episode_length: Length | None = None
     """Epochs of one episode, T; None takes the task's default."""
+    edits_per_epoch: Count = 1
+    """Decisions other than WAIT that a controller may take before an epoch is trained, at most one in a slot. With 1,
+    every decision is followed by an epoch. With more, those before the last return at once, and WAIT trains."""
     max_seeds: Count = 3
     """Max living seeds (GERMINATED to HOLDING) in one host."""
     max_fossils: Count | None = None

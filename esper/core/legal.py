@@ -28,6 +28,8 @@ def legal_actions(
     - PRUNE: living seeds that are old enough and whose alpha is steady.
     - SET_ALPHA_TARGET: seeds in BLENDING or HOLDING whose alpha is steady.
 
+    A slot is acted on once before an epoch: what an action does shows only in training.
+
     ``affordable`` [E, S, B] are the blueprints that fit in each slot, within the budget.
     """
     # Gates that open by themselves leave nothing to ADVANCE.
@@ -42,6 +44,7 @@ def legal_actions(
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
     op_slot[:, Op.PRUNE] = slots.living & old_enough & steady
     op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & steady
+    op_slot &= ~slots.edited[:, None]
     return ActionMask.build(op_slot, affordable)
 
 

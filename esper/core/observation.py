@@ -48,6 +48,7 @@ BASE: tuple[Feature, ...] = (
     Feature("epoch", C, "epochs done / horizon"),
     # A fraction does not identify the last action if episode lengths differ.
     Feature("epochs_left", C, "symlog of the epochs that are left"),
+    Feature("edits_left", C, "decisions other than WAIT that are left before this epoch, fraction"),
     Feature("train_loss", C, "symlog of the training loss of the epoch"),
     Feature("validation_loss", C, "symlog of the validation loss"),
     Feature("train_accuracy", C, "training accuracy of the epoch, fraction"),

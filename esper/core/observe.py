@@ -65,6 +65,7 @@ def _base(
     values = {
         "epoch": state.epoch / horizon,
         "epochs_left": symlog(np.float64(horizon) - state.epoch),
+        "edits_left": np.maximum(1 - state.edits / config.env.edits_per_epoch, 0),
         "train_loss": symlog(state.train_loss),
         "validation_loss": symlog(state.loss),
         "train_accuracy": state.train_accuracy / 100,

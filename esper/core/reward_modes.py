@@ -31,6 +31,8 @@ _TERMS: tuple[Term, ...] = (
     terms.governor,
 )
 TERMS: Mapping[str, Term] = {term.__name__: term for term in _TERMS}
+PRICES = ("action_cost",)
+"""Terms that every decision pays; the others are of an epoch."""
 MODES: Mapping[str, tuple[str, ...]] = {
     "shaped": (
         "benefit",
@@ -87,15 +89,25 @@ class Reward:
         """Sum [E] of the previous step's potentials."""
         return sum(self.stored.values(), np.zeros(()))
 
-    def pay(self, transition: Transition, active: Flag = True) -> dict[str, Floats]:
+    def pay(
+        self,
+        transition: Transition,
+        active: Flag = True,
+        trained: Flag = True,
+    ) -> dict[str, Floats]:
         """Returns the terms of this step by name, float64 [E] each; the reward is their sum.
 
-        Envs that are not ``active`` (bool [E]) made no step: their terms are 0 and their Φ is unchanged.
+        Envs that are not ``active`` (bool [E]) made no step: their terms are 0 and their Φ is unchanged. Those that
+        have not ``trained`` (bool [E]) pay the price of the action only. Their Φ is unchanged as well: such a step has
+        the discount 1, so the potential terms of an episode cancel as they do without it.
         """
         paid: dict[str, Floats] = {}
         for name in self.names:
-            term = self._term(name, transition, active)
-            paid[name] = np.where(active, term, 0.0)
+            counts = np.asarray(active)
+            if name not in PRICES:
+                counts = counts & trained
+            term = self._term(name, transition, counts)
+            paid[name] = np.where(counts, term, 0.0)
         return paid
 
     def _term(

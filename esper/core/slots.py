@@ -125,6 +125,8 @@ class Slots(Arrays):
     exploding: Floats = field(metadata=MEASURED)
     need: Floats = field(metadata=MEASURED)
     """Last measured need of a vacant slot, in units of the loss, see ``esper.training.need``."""
+    edited: Bools = field(metadata=FLAG)
+    """True if an action chose the slot since the last epoch was trained."""
     gate_score: Floats = field(metadata=FLOAT)
     """Fraction of the next gate's checks that hold; 0 without a gate."""
     gate_passed: Bools = field(metadata=FLAG)

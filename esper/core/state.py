@@ -19,7 +19,17 @@ from esper.core.observation import HISTORY
 from esper.core.reward_terms import RewardState
 from esper.core.slots import FLAG, FLOAT, INT, MEASURED, Arrays, Bools, Floats, Ints, Slots
 
-ADDED = ("need", "gradient_norm", "gradient_health", "vanishing", "exploding")
+ADDED = (
+    "need",
+    "gradient_norm",
+    "gradient_health",
+    "vanishing",
+    "exploding",
+    "edited",
+    "edits",
+    "edit_reward",
+    "trained",
+)
 """Arrays that checkpoints of earlier versions may lack."""
 MIN_STD = 1e-3
 """Min standard deviation of the final loss."""
@@ -80,6 +90,12 @@ class EnvState(Arrays):
     episode: Ints = field(metadata={**INT, "empty": -1})
     """Number of the current episode: 0 for the first under the run seed, -1 before it."""
     epoch: Ints = field(metadata=INT)
+    edits: Ints = field(metadata=INT)
+    """Number of decisions other than WAIT since the last epoch was trained."""
+    edit_reward: Floats = field(metadata=FLOAT)
+    """Sum of the rewards of those after which nothing was trained."""
+    trained: Bools = field(metadata=FLAG)
+    """True if the last step trained an epoch."""
     train_loss: Floats = field(metadata=FLOAT)
     train_accuracy: Floats = field(metadata=FLOAT)
     loss: Floats = field(metadata=FLOAT)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.state import Choices, EnvState
 from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
@@ -37,6 +37,24 @@ class Merge:
 def sizes_now(hosts: Any) -> list[Choices]:
     """Returns the sizes of each host, and of the seeds that could be planted in it, as it is."""
     return [hosts.merger.sizes_of(host.training) for host in hosts.hosts]
+
+
+def offers_now(
+    offers: Choices,
+    first: Choices,
+    backend: Backend,
+    slots: Slots,
+) -> None:
+    """Overwrites ``offers``, the sizes of seeds in the hosts of all envs, by those of the hosts as they are.
+
+    ``first`` are those of a new host.
+    """
+    offers.parameters[:] = first.parameters
+    offers.flops[:] = first.flops
+    if slots.merges.any():
+        for env, now in enumerate(backend.map_hosts(sizes_now)):
+            offers.parameters[env] = now.parameters
+            offers.flops[env] = now.flops
 
 
 class Backend(ABC):

@@ -1,4 +1,4 @@
-"""The phase loop: one epoch of all hosts, from the actions to the end of episodes.
+"""The phase loop: decisions for all hosts and their epochs, from the actions to the end of episodes.
 
 The same loop runs hosts in training and simulated ones, hosts left alone for a baseline, and hosts with a fixed
 architecture; they differ in their :class:`esper.env.backend.Backend`.
@@ -32,7 +32,7 @@ _SPEEDS = np.array(ALPHA_SPEEDS)
 
 
 class EpochLoop:
-    """Advances E hosts with S slots by one epoch at a time.
+    """Applies decisions to E hosts with S slots, and advances those that train by an epoch.
 
     Args:
         backend: the hosts.
@@ -68,26 +68,43 @@ class EpochLoop:
         self.best_by_epoch = np.zeros((envs, max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
 
-    def step(self, actions: Actions) -> None:
-        """Runs one epoch of every env whose episode has not ended, with legal ``actions`` int64 [E, 8]."""
-        self.begin_epoch(actions)
-        with self.spans("train"):
-            self.backend.train(~self.state.done, self.state)
-        self.finish_epoch()
+    def step(self, actions: Actions) -> Bools:
+        """Applies legal ``actions`` int64 [E, 8] in the envs whose episode has not ended, and runs an epoch of those
+        that train; returns them, bool [E], see :meth:`begin_epoch`."""
+        trains = self.begin_epoch(actions)
+        if trains.any():
+            with self.spans("train"):
+                self.backend.train(trains, self.state)
+            self.finish_epoch(trains)
+        return trains
 
-    def begin_epoch(self, actions: Actions) -> None:
-        """Begins an epoch: applies legal ``actions`` int64 [E, 8]. Training follows.
+    def begin_epoch(self, actions: Actions) -> Bools:
+        """Applies legal ``actions`` int64 [E, 8]; returns the envs, bool [E], that train now: those that WAIT, and
+        those that have used their last edit. In the others all clocks stand still.
 
         The two halves are separate because ``esper.Grower`` leaves the training between them to the user's loop.
         """
-        with self.spans("decide"):
-            self._apply(actions, ~self.state.done)
-
-    def finish_epoch(self) -> None:
-        """Ends an epoch after training: validates, governs, and advances all clocks."""
         state = self.state
         active = ~state.done
+        edits = active & (actions[:, 0] != Op.WAIT)
+        with self.spans("decide"):
+            self._apply(actions, active)
+            state.edits += edits
+            used_up = state.edits >= self.config.edits_per_epoch
+            trains: Bools = active & (~edits | used_up)
+            state.trained[:] = trains
+            state.write(trains, rolled_back=False)
+            if (active & ~trains).any():  # what the next mask and observation show
+                self._gates().update()
+        return trains
+
+    def finish_epoch(self, active: Bools) -> None:
+        """Ends an epoch of the envs of ``active`` bool [E] after training: validates, governs, and advances all
+        clocks."""
+        state = self.state
         state.epoch += active
+        state.write(active, edits=0)
+        state.slots.write(active[:, None], edited=False)
         self._shift_history(active)
         with self.spans("validate"):
             self.backend.measure(active, state)
@@ -100,13 +117,14 @@ class EpochLoop:
             self._end(active)
 
     def merge(self) -> dict[int, Merge]:
-        """Frees the slots of fossils that have trained for an epoch and can become a part of their hosts' layers.
+        """Frees the slots of fossils that have trained for an epoch and can become a part of their hosts' layers, in
+        the envs whose last step trained one.
 
         While an anomaly is pending, a host stays as it is. Returns what was merged, by env.
         """
         state = self.state
         slots = state.slots
-        ready = ~state.done & ~state.anomaly_pending
+        ready = state.trained & ~state.done & ~state.anomaly_pending
         due = slots.fossil & (slots.epochs_in_stage > 0) & ready[:, None]
         if not self.config.merge or not due.any():
             return {}
@@ -203,12 +221,9 @@ class EpochLoop:
         transitions.prune(slots, does[Op.PRUNE], steps, curve)
         self.backend.remove(occupied & ~slots.occupied)
 
-        state.write(
-            active,
-            last_op=op[:, 0],
-            succeeded=~refused.any(axis=1),
-            rolled_back=False,
-        )
+        # Last, because a slot that is planted in or emptied is written as a whole.
+        slots.edited |= chosen & (op != Op.WAIT)
+        state.write(active, last_op=op[:, 0], succeeded=~refused.any(axis=1))
         if self.reporter is not None:
             self.reporter.acted(actions, active, gates, failures)
 
@@ -236,7 +251,7 @@ class EpochLoop:
         return occupied & ~slots.occupied
 
     def _tick(self, active: Bools, removed: Bools) -> None:
-        """Advances every clock by one epoch and opens automatic gates.
+        """Advances the clocks of these envs by one epoch and opens automatic gates.
 
         If the governor ``removed`` a seed in this epoch, the slot's cooldown begins with the next one.
         """

@@ -12,7 +12,6 @@ import numpy as np
 
 from esper.config import GateConfig
 from esper.core import transitions
-from esper.core.action import Op
 from esper.core.site import Role, Site
 from esper.core.slots import MEASUREMENTS, Bools, Slots
 from esper.core.stage import SeedStage
@@ -233,8 +232,10 @@ class Governance:
     def _take_snapshot_if_due(self, governor: Governor, state: EnvState) -> None:
         record, measured = self._present(state)
         row = self.row
-        fossilized = state.last_op[row] == Op.FOSSILIZE and bool(state.succeeded[row])
-        governor.snapshot_if_due(self.host, record, measured, fossilized)
+        slots = state.slots
+        # Clocks have not moved yet. A seed that was kept when it was planted has no age.
+        fossilized = slots.fossil[row] & (slots.epochs_in_stage[row] == 0) & (slots.age[row] > 0)
+        governor.snapshot_if_due(self.host, record, measured, bool(fossilized.any()))
 
     def _present(self, state: EnvState) -> tuple[ValidationRecord, dict[str, dict[str, float]]]:
         """Returns the last validation, and the measurements of each fossil."""

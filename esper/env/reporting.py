@@ -193,7 +193,14 @@ class Reporter:
         rules: EpisodeRules,
         shapley: Callable[[int], Mapping[str, Paired]],
     ) -> None:
-        """Reports kept stage changes, the epoch, and an ended episode, with ``shapley`` values of its seeds."""
+        """Reports kept stage changes, the epoch, and an ended episode, with ``shapley`` values of its seeds.
+
+        ``terms`` and ``reward`` are those of the step that trained the epoch. The edits before it are added.
+        """
+        edits = float(self.state.edit_reward[env])
+        if edits:  # only modes with this term pay for them
+            terms["action_cost"] += edits
+            reward += edits
         for change in self._pending[env]:
             self.emit(change)
         self._pending[env].clear()

@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from esper.core.arrays import Bools, Float32s, Ints
-from esper.env.slot_env import Info, SlotVectorEnv, accepted_seed
+from esper.env.slot_env import Info, SlotVectorEnv
+from esper.training.rng import accepted_seed
 
 
 class SingleEnv(gymnasium.Env[Float32s, Ints]):

@@ -5,7 +5,6 @@ Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -30,18 +29,19 @@ from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import GROWN, Bools, Floats, Ints
 from esper.core.state import ADDED, Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.env.backend import Backend, sizes_now
+from esper.env.backend import Backend, offers_now
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
-from esper.training.rng import RngStream, derive_seed
+from esper.training.rng import RngStream, accepted_seed, derive_seed
 
 if TYPE_CHECKING:
     from esper.training.executor import Execution
 
 Info = dict[str, Any]
 """The info dict of a vector env: arrays [E, ...], and dicts of these."""
+
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
@@ -52,23 +52,6 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
             return known
     names = [f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES]
     raise ValueError(f"autoreset_mode must be {' or '.join(names)}, not {mode!r}")
-
-
-def accepted_seed(seed: object) -> int | None:
-    """Returns a seed, which may be an integer of NumPy's, as an int. Raises ValueError for any other value."""
-    if seed is None:
-        return None
-    if isinstance(seed, list | tuple):
-        raise ValueError(
-            f"this env takes one run seed, from which each of its envs derives its own, not seed={seed!r}; pass an int"
-        )
-    try:
-        number = operator.index(seed)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}") from None
-    if number < 0:
-        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}")
-    return number
 
 
 def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
@@ -92,6 +75,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.core.action.HEADS``;
     ``info["action_mask"]`` marks legal actions; others act as WAIT and are counted in ``info["illegal_actions"]``.
+
+    A step trains an epoch of every env, unless ``env.edits_per_epoch`` is above 1: then ``info["trained"]`` bool [E]
+    says which envs it trained. In the others only the action was applied. Their reward is its price, and a learner
+    discounts with 1 there.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
@@ -198,7 +185,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         envs: list[int],
         rewards: Floats,
     ) -> None:
-        """Reports the epoch of these envs."""
+        """Reports the epoch of these envs, the last step of which was rewarded with ``rewards``."""
         reporter = self.loop.reporter
         if reporter is None:
             return
@@ -239,7 +226,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
                 if key in saved or key not in (*GROWN, *ADDED):  # earlier versions did not have them
                     values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
-        self._load_offers()
+        offers_now(self.offers, self.choices, self.backend, self.state.slots)
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
@@ -270,7 +257,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     @training_state()
     def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
-        """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
+        """Executes ``actions`` int64 [E, 8] and trains the hosts for one epoch that have no edits left or WAIT; rewards
+        float64 [E], flags bool [E].
 
         An episode terminates at its horizon and at its last rollback; one that ``env.stop_on`` ends is truncated.
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
@@ -280,17 +268,23 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions = accepted_actions(self, np.asarray(actions, dtype=np.int64))
         idle = self.done.copy()
-        self.loop.step(actions)
-        return self._result(rules, idle)
+        trained = self.loop.step(actions)
+        return self._result(rules, idle, trained)
 
-    def _result(self, rules: EpisodeRules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
-        """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
-        active = ~idle
+    def _result(
+        self,
+        rules: EpisodeRules,
+        idle: Bools,
+        trained: Bools,
+    ) -> tuple[Float32s, Floats, Bools, Bools, Info]:
+        """Returns the result of a step in which the envs ``idle`` bool [E] did not take part, and those of ``trained``
+        bool [E] trained an epoch."""
         with self.spans("decide"):
             # The reward starts from the state that _observe() kept, which the next observation replaces.
-            rewards = self._pay(rules, active)
-            self._report(rules, np.flatnonzero(active).tolist(), rewards)
-            gather(self, rules, active)
+            rewards = self._pay(rules, ~idle, trained)
+            self._report(rules, np.flatnonzero(trained).tolist(), rewards)
+            self.state.edit_reward[trained] = 0.0
+            gather(self, rules, trained)
             self._merge()
             observation = self._observe(rules)
 
@@ -304,15 +298,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             observation, info = self.reset(options={"reset_mask": ended})
             info |= final
         return observation, rewards, terminated, truncated, info
-
-    def _load_offers(self) -> None:
-        """Computes the sizes of the seeds for the hosts as they are."""
-        self.offers.parameters[:] = self.choices.parameters
-        self.offers.flops[:] = self.choices.flops
-        if self.state.slots.merges.any():
-            for env, now in enumerate(self.backend.map_hosts(sizes_now)):
-                self.offers.parameters[env] = now.parameters
-                self.offers.flops[env] = now.flops
 
     def _merge(self) -> None:
         """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
@@ -349,8 +334,14 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.gatherer,
         )
 
-    def _pay(self, rules: EpisodeRules, active: Bools) -> Floats:
-        """Returns the rewards [E] of the step from the last observed state to the present one."""
+    def _pay(
+        self,
+        rules: EpisodeRules,
+        active: Bools,
+        trained: Bools,
+    ) -> Floats:
+        """Returns the rewards [E] of the step from the last observed state to the present one, in which the envs of
+        ``active`` bool [E] took part."""
         state = self.state
         transition = Transition(
             before=self._seen,
@@ -362,10 +353,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             horizon=self.horizon,
             budget=rules.budget,
         )
-        self.reward_terms = self.reward.pay(transition, active)
+        self.reward_terms = self.reward.pay(transition, active, trained)
         terms = list(self.reward_terms.values())
         rewards = np.asarray(np.sum(terms, axis=0))
         state.total_reward += np.where(active, rewards, 0.0)
+        state.edit_reward += np.where(active & ~trained, rewards, 0.0)
         return rewards
 
     def close_extras(self, **_kwargs: Any) -> None:
@@ -427,6 +419,7 @@ def info_of(env: SlotVectorEnv, rules: EpisodeRules, idle: Bools) -> Info:
         "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
         "illegal_actions": env.illegal_actions.copy(),
         "idle": idle.copy(),
+        "trained": env.state.trained.copy(),
         "validation_accuracy": env.state.accuracy.copy(),
         "committed_accuracy": env.state.committed.copy(),
         "baseline_accuracy": rules.baseline_at(env.state.epoch),

@@ -172,32 +172,35 @@ class LoopEnv(SlotVectorEnv):
         return self._observe(self.rules)
 
     def play(self, controller: Controller, observation: Float32s) -> None:
-        """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants.
+        """Executes the actions that ``controller`` chooses until it WAITs or has used ``env.edits_per_epoch``; the next
+        epoch is trained with what it plants.
 
-        After a seed that is a part of the model at once, a rule chooses again, so that such seeds need not wait for one
-        another. An agent has learned to act once an epoch.
+        After a seed that is a part of the model at once, a rule always chooses again, so that such seeds need not wait
+        for one another. An agent has learned how many decisions an epoch has.
         """
-        while self._joins(controller, observation):
+        while not self._trains(controller, observation):
+            self._pay(self.rules, ~self.done, np.zeros_like(self.done))  # nothing was trained
             observation = self._observe(self.rules)
         self.backend.train(~self.done, self.state)
 
-    def _joins(self, controller: Controller, observation: Float32s) -> bool:
-        """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
+    def _trains(self, controller: Controller, observation: Float32s) -> bool:
+        """Executes an action; returns whether the controller is done before the epoch."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
         if self.loop.reporter is not None:
             self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
-        self.loop.begin_epoch(accepted_actions(self, actions))
+        trains = self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):
-            return False
-        return int(self.state.slots.fossil.sum()) > kept
+            return bool(trains[0])
+        joined = int(self.state.slots.fossil.sum()) > kept
+        return bool(trains[0]) and not joined
 
     def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""
         idle = self.done.copy()
-        self.loop.finish_epoch()
+        self.loop.finish_epoch(~idle)
         self._remember()
-        return self._result(self.rules, idle)[0]
+        return self._result(self.rules, idle, ~idle)[0]
 
     def note_removed(self, slot: str, words: str) -> None:
         """Remembers the last seed that was removed from ``slot``, with the reason."""

@@ -208,7 +208,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.telemetry.open()
         epochs = 0
         if collector.running:
-            epochs = collector.running[-1].steps
+            epochs = collector.running[-1].epochs
         self.telemetry.resume(trainer.env, trainer.done, epochs, warnings)
         collector.consistent = True
 

@@ -34,7 +34,8 @@ class EpisodeStats:
     baseline: Floats
     """Final accuracy of the no-growth baseline."""
     returns: Floats
-    """Discounted return, Σ γ^t r_t; without the discount, the potential terms of an episode would not cancel."""
+    """Discounted return, Σ γ^t r_t after t epochs; without the discount, the potential terms of an episode would not
+    cancel."""
     parameters: Floats
     """Number of parameters of the committed network."""
     fossils: Floats
@@ -71,15 +72,19 @@ class Rollout:
         self.info = info
         self.controller.begin()
         self.returns = np.zeros(self.env.num_envs)
-        self.discount = 1.0
+        self.discount = np.ones(self.env.num_envs)
         self.done = self.info["idle"]
-        self.steps = 0
         self.begun = True
         self.seconds = time.perf_counter() - start
 
     @property
     def over(self) -> bool:
         return bool(self.done.all())
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that have been trained in the env that has the most of them."""
+        return int(self.env.state.epoch.max())
 
     def step(self) -> None:
         """Performs one step of every env."""
@@ -99,12 +104,13 @@ class Rollout:
                 terminated,
                 truncated,
                 info["idle"],
+                info["trained"],
                 observation,
             )
         self.returns += self.discount * rewards
-        self.discount *= env.config.reward.gamma
+        # No time passes in a step that trains nothing.
+        self.discount *= np.where(info["trained"], env.config.reward.gamma, 1.0)
         self.done = terminated | truncated
-        self.steps += 1
         self.seconds += time.perf_counter() - start
 
     def stats(self) -> EpisodeStats:
@@ -130,10 +136,9 @@ class Rollout:
             "env": self.env.state_dict(),
             "controller": self.controller.memory_state(),
             "returns": torch.tensor(self.returns),
-            "discount": self.discount,
+            "discount": torch.tensor(self.discount),
             "done": torch.tensor(self.done),
             "seconds": self.seconds,
-            "steps": self.steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,10 +148,9 @@ class Rollout:
         self.info = info
         self.controller.load_memory_state(state["controller"])
         self.returns = state["returns"].numpy().copy()
-        self.discount = state["discount"]
+        self.discount = np.broadcast_to(state["discount"], self.env.num_envs).copy()  # of earlier versions: a number
         self.done = state["done"].numpy().copy()
         self.seconds = state["seconds"]  # pauses do not count
-        self.steps = state["steps"]
         self.begun = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,23 @@ def derive_seed(
     """Derives the 64-bit seed of one stream; ``counters`` separate streams further (a step, a germination)."""
     sequence = np.random.SeedSequence([run_seed, env, episode, int(purpose), *counters])
     return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def accepted_seed(seed: object) -> int | None:
+    """Returns a seed, which may be an integer of NumPy's, as an int. Raises ValueError for any other value."""
+    if seed is None:
+        return None
+    if isinstance(seed, list | tuple):
+        raise ValueError(
+            f"this env takes one run seed, from which each of its envs derives its own, not seed={seed!r}; pass an int"
+        )
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}") from None
+    if number < 0:
+        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}")
+    return number
 
 
 @contextmanager

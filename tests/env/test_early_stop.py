@@ -204,7 +204,7 @@ def test_the_agent_bootstraps_what_was_cut_short() -> None:
             seen.append(
                 (
                     arguments[3] & ~arguments[4],
-                    agent.value_of(arguments[5]).numpy().copy(),
+                    agent.value_of(arguments[6]).numpy().copy(),
                 )
             )
 

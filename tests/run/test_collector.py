@@ -37,7 +37,7 @@ def collector(
 def test_a_round_is_one_episode_of_the_controller_and_then_of_the_control() -> None:
     order: list[tuple[int, int]] = []
     made = collector(
-        lambda: order.append((len(made.running), made.running[-1].steps)), control=True
+        lambda: order.append((len(made.running), made.running[-1].epochs)), control=True
     )
     for number, env in enumerate(made.envs):
         env.test_accuracy = partial(np.full, 3, float(number))  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ def test_an_interrupt_takes_effect_at_the_end_of_a_step_and_the_rest_is_played_l
         made.play()
     assert steps == [False] * 3
     assert made.consistent
-    assert made.rollouts[0].steps == 3
+    assert made.rollouts[0].epochs == 3
     np.testing.assert_array_equal(
         made.play().stats.returns, play_round(whole.env, whole.controller).returns
     )
@@ -105,7 +105,7 @@ def test_a_round_goes_on_from_saved_state_to_the_same_results() -> None:
         pass
 
     def stop() -> None:
-        if made.rollouts[0].steps == 3:
+        if made.rollouts[0].epochs == 3:
             raise Stop
 
     made, other = collector(stop, control=True), collector(control=True)
@@ -114,7 +114,7 @@ def test_a_round_goes_on_from_saved_state_to_the_same_results() -> None:
     state = made.state_dict()
     assert len(state["rollouts"]) == 1
     other.load_state_dict(state)
-    assert [rollout.steps for rollout in other.running] == [3]
+    assert [rollout.epochs for rollout in other.running] == [3]
     whole, resumed = collector(control=True).play(), other.play()
     np.testing.assert_array_equal(resumed.stats.returns, whole.stats.returns)
     np.testing.assert_array_equal(resumed.tests, whole.tests)

@@ -76,10 +76,22 @@ CONFIGS = {
             "one_incubating": False,
         },
     ),
+    "editing": lambda: growing(
+        "random",
+        run={"rounds": 1},
+        env={
+            "n_envs": 3,
+            "merge": True,
+            "slots": ["r0c0", "r2"],
+            "one_incubating": False,
+            "edits_per_epoch": 4,
+        },
+    ),
     "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"]}),
 }
 
-FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading", "merging")]
+OTHERS = ("small", "fading", "merging", "editing")
+FOUR_HOSTS = [name for name in CONFIGS if name not in OTHERS]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +108,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             ("small", 2),
             ("fading", 2),
             ("merging", 2),
+            ("editing", 2),
             *((name, size) for name in FOUR_HOSTS for size in (2, 4)),
         ],
     ),

@@ -119,13 +119,14 @@ class PPOAgent(Policy):
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         idle: NDArray[np.bool_],
+        trained: NDArray[np.bool_],
         final_observation: Float32s | None = None,
     ) -> None:
         """Completes the last stored step with its rewards and episode ends.
 
-        ``unscaled`` [E] is the part of ``rewards`` [E] that is not normalised (the governor's). Idle envs made no step.
-        ``final_observation`` [E, size] is required if an episode was truncated: its value is bootstrapped. Raises
-        ValueError if it is missing.
+        ``unscaled`` [E] is the part of ``rewards`` [E] that is not normalised (the governor's). Idle envs made no step;
+        those of ``trained`` [E] trained an epoch. ``final_observation`` [E, size] is required if an episode was
+        truncated: its value is bootstrapped. Raises ValueError if it is missing.
         """
         values = torch.zeros(self.n_envs, device=self.device)
         if truncated.any():
@@ -138,6 +139,7 @@ class PPOAgent(Policy):
             terminated=self.tensor(terminated),
             truncated=self.tensor(truncated),
             valid=self.tensor(~idle),
+            trained=self.tensor(trained),
             final_value=values,
         )
 
@@ -190,7 +192,7 @@ class PPOAgent(Policy):
         reward = rollout["reward"]
         terminated = rollout["terminated"]
         truncated = rollout["truncated"]
-        self.rewards.update(reward, terminated | truncated, rollout["valid"])
+        self.rewards.update(reward, terminated | truncated, rollout["valid"], rollout["trained"])
         # What is unscaled is in the unit of scaled rewards.
         scaled = reward / self.rewards.scale + rollout["unscaled"]
         rollout["advantage"], rollout["target"] = gae(
@@ -200,6 +202,7 @@ class PPOAgent(Policy):
             terminated,
             truncated,
             rollout["final_value"],
+            rollout["trained"],
             config.gamma,
             config.gae_lambda,
         )

@@ -98,12 +98,14 @@ def gae(
     terminated: Tensor,
     truncated: Tensor,
     final_values: Tensor,
+    trained: Tensor,
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
     """Returns generalised advantage estimates (Schulman et al. 2016) and value targets, both [T, E].
 
-    δ_t = r_t + γ V(s_{t+1}) − V(s_t);  A_t = δ_t + γλ A_{t+1}; A_{t+1} is 0 across the end of an episode.
+    δ_t = r_t + γ V(s_{t+1}) − V(s_t);  A_t = δ_t + γλ A_{t+1}; A_{t+1} is 0 across the end of an episode. In a step
+    that trained nothing, γ and λ are 1: no time passes, so returns count epochs however many decisions they have.
 
     Args:
         rewards: [T, E].
@@ -112,9 +114,13 @@ def gae(
         terminated: [T, E] bool; in these steps V(s_{t+1}) is 0.
         truncated: [T, E] bool; in these steps V(s_{t+1}) is taken from ``final_values``.
         final_values: [T, E], V of the state in which a truncated episode stopped; read only in truncated steps.
-        gamma: the discount γ.
-        lam: λ.
+        trained: [T, E] bool; whether an epoch was trained in these steps.
+        gamma: the discount γ of an epoch.
+        lam: λ of an epoch.
     """
+    nothing = torch.ones_like(rewards)
+    discounts = nothing.masked_fill(trained, gamma)
+    decays = nothing.masked_fill(trained, gamma * lam)
     advantages = torch.zeros_like(rewards)
     following = torch.zeros_like(last_value)
     next_value = last_value
@@ -122,8 +128,8 @@ def gae(
         ended = terminated[t] | truncated[t]
         bootstrap = torch.where(truncated[t], final_values[t], next_value)
         bootstrap = torch.where(terminated[t], 0.0, bootstrap)
-        delta = rewards[t] + gamma * bootstrap - values[t]
-        following = delta + gamma * lam * torch.where(ended, 0.0, following)
+        delta = rewards[t] + discounts[t] * bootstrap - values[t]
+        following = delta + decays[t] * torch.where(ended, 0.0, following)
         advantages[t] = following
         next_value = values[t]
     return advantages, advantages + values

@@ -150,12 +150,17 @@ class RewardNormalizer(RunningMeanStd):
         rewards: Tensor,
         ends: Tensor,
         valid: Tensor,
+        trained: Tensor,
     ) -> None:
-        """Adds a rollout: rewards [T, E], episode ends bool [T, E], and valid steps bool [T, E]."""
+        """Adds a rollout: rewards [T, E]; episode ends, valid steps, and steps that trained an epoch, bool [T, E].
+
+        Returns are discounted and counted by epochs.
+        """
         running = torch.zeros_like(rewards[0])
         seen = []
-        for reward, end, real in zip(rewards, ends, valid, strict=True):
-            running = running * self.gamma + reward
-            seen.append(running[real])  # idle envs do not count
+        discounts = torch.ones_like(rewards).masked_fill(trained, self.gamma)
+        for reward, discount, end, counts in zip(rewards, discounts, ends, valid & trained, strict=True):
+            running = running * discount + reward
+            seen.append(running[counts])  # idle envs do not count
             running = torch.where(end, 0.0, running)
         self.merge(torch.cat(seen)[:, None])

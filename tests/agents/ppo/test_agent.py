@@ -107,11 +107,11 @@ def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() 
     for agent in (stopped, running):
         agent.act(first, masks)
     stopped.record(
-        nothing, nothing, NOTHING, ~NOTHING, NOTHING, final_observation=second
+        nothing, nothing, NOTHING, ~NOTHING, NOTHING, ~NOTHING, final_observation=second
     )
-    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
+    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING, ~NOTHING)
     running.act(second, later_masks)
-    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
+    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING, ~NOTHING)
     final, values = (
         stopped.buffer.stack()[0]["final_value"][0],
         running.buffer.stack()[0]["value"],
@@ -188,7 +188,7 @@ def test_a_truncated_episode_needs_its_final_observation() -> None:
     observation, masks = toy.observe()
     agent.act(observation, masks)
     with pytest.raises(ValueError, match="truncated"):
-        agent.record(np.zeros(4), np.zeros(4), NOTHING, ~NOTHING, NOTHING)
+        agent.record(np.zeros(4), np.zeros(4), NOTHING, ~NOTHING, NOTHING, ~NOTHING)
 
 
 def test_idle_envs_leave_no_trace_in_the_update() -> None:
@@ -202,7 +202,7 @@ def test_idle_envs_leave_no_trace_in_the_update() -> None:
             action = agent.act(observation, masks)
             rewards = np.where(idle, junk, toy.reward(action))
             agent.record(
-                rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle
+                rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle, ~idle
             )
         agent.update(observation)
         results.append([p.detach().clone() for p in agent.parameters])

@@ -251,6 +251,7 @@ def test_numbers_of_an_idle_env_do_not_matter() -> None:
             np.full(4, step == 5) | idle,
             np.zeros(4, dtype=bool),
             idle,
+            ~idle,
         )
         junk = agent.buffer._steps[-1]["raw"].clone()
         junk[3] = np.nan

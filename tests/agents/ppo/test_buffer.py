@@ -11,8 +11,8 @@ from esper.agents.ppo.buffer import broken_steps, gae
 GAMMA, LAM = 0.9, 0.8
 
 
-def naive(rewards, values, last_value, terminated, truncated, final_values):
-    """A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the episode, env by env."""
+def naive(rewards, values, last_value, terminated, truncated, final_values, trained):
+    """A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the episode, env by env; k and the γ in δ count epochs."""
     steps, envs = rewards.shape
     advantages = np.zeros((steps, envs))
     for e in range(envs):
@@ -25,12 +25,13 @@ def naive(rewards, values, last_value, terminated, truncated, final_values):
                     after = final_values[k, e]
                 else:
                     after = values[k + 1, e] if k + 1 < steps else last_value[e]
+                discount = GAMMA if trained[k, e] else 1.0
                 advantages[t, e] += weight * (
-                    rewards[k, e] + GAMMA * after - values[k, e]
+                    rewards[k, e] + discount * after - values[k, e]
                 )
                 if terminated[k, e] or truncated[k, e]:
                     break
-                weight *= GAMMA * LAM
+                weight *= GAMMA * LAM if trained[k, e] else 1.0
     return advantages
 
 
@@ -43,12 +44,10 @@ def test_equals_the_reference(seed: int, steps: int, envs: int) -> None:
     last = draw.normal(size=envs)
     terminated = draw.random((steps, envs)) < 0.2
     truncated = (draw.random((steps, envs)) < 0.2) & ~terminated
-    tensors = [
-        torch.from_numpy(x)
-        for x in (rewards, values, last, terminated, truncated, final)
-    ]
-    advantages, targets = gae(*tensors, gamma=GAMMA, lam=LAM)
-    expected = naive(rewards, values, last, terminated, truncated, final)
+    trained = draw.random((steps, envs)) < 0.6
+    rollout = (rewards, values, last, terminated, truncated, final, trained)
+    advantages, targets = gae(*map(torch.from_numpy, rollout), gamma=GAMMA, lam=LAM)
+    expected = naive(*rollout)
     np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(
         targets.numpy(), expected + values, rtol=1e-9, atol=1e-12
@@ -59,9 +58,42 @@ def one_step(terminated: bool, truncated: bool) -> float:
     flags = [torch.tensor([[flag]]) for flag in (terminated, truncated)]
     ones = torch.ones(1, 1)
     advantages, _ = gae(
-        ones, 2 * ones, 5 * ones[0], *flags, final_values=7 * ones, gamma=0.5, lam=1.0
+        ones,
+        2 * ones,
+        5 * ones[0],
+        *flags,
+        final_values=7 * ones,
+        trained=ones > 0,
+        gamma=0.5,
+        lam=1.0,
     )
     return float(advantages)
+
+
+def test_an_edit_has_the_advantage_of_the_epoch_that_it_precedes() -> None:
+    """Two edits with prices and two epochs, of one env; by hand."""
+    rewards = torch.tensor([[-0.1], [-0.2], [1.0], [2.0]])
+    values = torch.tensor([[0.5], [0.4], [0.3], [0.2]])
+    never = torch.zeros(4, 1, dtype=torch.bool)
+    advantages, targets = gae(
+        rewards,
+        values,
+        torch.tensor([4.0]),
+        never,
+        never,
+        torch.zeros(4, 1),
+        torch.tensor([[False], [False], [True], [True]]),
+        gamma=0.5,
+        lam=0.5,
+    )
+    last = 2.0 + 0.5 * 4.0 - 0.2
+    third = 1.0 + 0.5 * 0.2 - 0.3 + 0.25 * last
+    second = -0.2 + 0.3 - 0.4 + third
+    first = -0.1 + 0.4 - 0.5 + second
+    expected = torch.tensor([[first], [second], [third], [last]])
+    torch.testing.assert_close(advantages, expected)
+    # A return of an edit is its price and the return of what follows, whatever the values are in between.
+    torch.testing.assert_close(targets[0], rewards[0] + rewards[1] + targets[2])
 
 
 @pytest.mark.trap(22)

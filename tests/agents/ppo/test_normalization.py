@@ -123,9 +123,19 @@ def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_epis
     normalizer = RewardNormalizer(CPU, PPOConfig(gamma=0.5, reward_std_floor=0.01))
     rewards = torch.tensor([[1.0], [2.0], [4.0]])
     ends = torch.tensor([[False], [True], [False]])
-    normalizer.update(rewards, ends, torch.ones(3, 1, dtype=torch.bool))
+    every = torch.ones(3, 1, dtype=torch.bool)
+    normalizer.update(rewards, ends, every, every)
     # running returns: 1, 0.5·1 + 2 = 2.5, and after the end 4
     assert normalizer.scale == pytest.approx(np.std([1.0, 2.5, 4.0]))
+
+
+def test_returns_are_discounted_and_counted_by_epochs() -> None:
+    normalizer = RewardNormalizer(CPU, PPOConfig(gamma=0.5, reward_std_floor=0.01))
+    rewards = torch.tensor([[1.0], [-0.25], [-0.25], [2.0]])
+    trained = torch.tensor([[True], [False], [False], [True]])
+    never = torch.zeros(4, 1, dtype=torch.bool)
+    normalizer.update(rewards, never, ~never, trained)
+    assert normalizer.scale == pytest.approx(np.std([1.0, 0.5 * (1.0 - 0.5) + 2.0]))
 
 
 def test_reward_scale_has_a_floor_and_idle_steps_do_not_count() -> None:
@@ -134,6 +144,6 @@ def test_reward_scale_has_a_floor_and_idle_steps_do_not_count() -> None:
     valid = torch.tensor([[True, False], [True, False]])
     assert normalizer.scale == 1.0
     normalizer.update(
-        rewards, torch.zeros(2, 2, dtype=torch.bool), valid
+        rewards, torch.zeros(2, 2, dtype=torch.bool), valid, valid
     )  # real returns 1 and 1: no spread
     assert normalizer.scale == 0.1

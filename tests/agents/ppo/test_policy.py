@@ -200,7 +200,12 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
             agent.act(observations(np.full((4, LAYOUT.size), float(step))), masks(4))
             nothing = np.zeros(4, dtype=np.bool_)
             agent.record(
-                np.ones(4), np.zeros(4), np.full(4, step == 4), nothing, nothing
+                np.ones(4),
+                np.zeros(4),
+                np.full(4, step == 4),
+                nothing,
+                nothing,
+                ~nothing,
             )
         sizes.append(len(agent.buffer))
         agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))

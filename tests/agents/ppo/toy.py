@@ -75,7 +75,7 @@ def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
         ended = np.full(toy.envs, (step + 1) % toy.length == 0)
         observation, masks = toy.observe()
         none = np.zeros(toy.envs, dtype=np.bool_)
-        agent.record(rewards, np.zeros(toy.envs), ended, none, none)
+        agent.record(rewards, np.zeros(toy.envs), ended, none, none, ~none)
         if ended.any():
             agent.begin(ended)
     return total, observation
