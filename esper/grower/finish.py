@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.grower.sites import SiteHooks
+from esper.hosts.container import release
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
 from esper.hosts.moments import POWERS, Averages, is_like, merged_averages
-from esper.hosts.seed_hook import COPIES, SeedHook, container_of, drop_container, keep, unregister
+from esper.hosts.seed_hook import COPIES, SeedHook, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import changed_by, merge_all, seeds_of_model
 
@@ -63,7 +64,6 @@ def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, st
         )
     reasons = {} if optimizer is None else _merge(hooks, optimizer, before)
     for network in hooks.networks:
-        drop_container(network)
         note_seeds(network)
     hooks.end()
     return reasons
@@ -110,7 +110,7 @@ def _outputs(hooks: SiteHooks) -> list[Tensor] | None:
 def _attach(hooks: SiteHooks, network: nn.Module, hook: SeedHook) -> None:
     """Makes the seed of a hook part of its network if it is kept; removes the hook otherwise."""
     site = hooks.sites.get(hook.slot)
-    container_of(network).growing.pop(hook.name, None)
+    release(network, hook)
     if site is None or not site.fossil or site.planted is None:
         unregister(network, hook)
         return

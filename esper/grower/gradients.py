@@ -182,6 +182,42 @@ class GradStash:
             self._gradients.pop(parameter, None)
 
 
+class BackwardWatch:
+    """Notes whether the gradients of a model come from a backward pass, until it is known.
+
+    Seeds get gradients in backward passes only. A loop that asks ``torch.autograd.grad`` for those of the model's
+    parameters, and writes them into ``grad``, would leave seeds without any.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._handles: list[Any] = []
+        self._watched: list[nn.Parameter] = []
+        for parameter in model.parameters():
+            if not parameter.requires_grad or isinstance(parameter, nn.parameter.UninitializedParameter):
+                continue
+            self._watched.append(parameter)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, _parameter: Tensor) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Raises ConfigError if the model has gradients, and no backward pass has added to one; call it in a step."""
+        if any(parameter.grad is not None for parameter in self._watched):
+            self.stop()
+            raise ConfigError(
+                "the model's gradients were set by hand, as from torch.autograd.grad: seeds get theirs only from "
+                "backward passes. Call loss.backward() in each step, and change the gradients of the model after it"
+            )
+
+    def stop(self) -> None:
+        """Ends the watch: nothing is checked from now on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._watched.clear()
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP, of either version, has split the model's parameters over ranks."""
     if not dist.is_available() or not dist.is_initialized():
@@ -192,15 +228,43 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 class Ranks:
-    """The default process group if ``parallel``, one rank alone otherwise.
+    """The ranks of a data-parallel loop, or one rank alone.
 
     Seeds are not parameters of the wrapped model, so their gradients are averaged here.
+
+    Args:
+        wrapper: averages the gradients of the model over its process group; None: nothing does.
     """
 
-    def __init__(self, parallel: bool) -> None:
-        self.parallel = parallel
-        self.first = not parallel or dist.get_rank() == 0
+    def __init__(self, wrapper: nn.parallel.DistributedDataParallel | None = None) -> None:
+        self.parallel = wrapper is not None
+        self._wrapper = wrapper
+        self._group: Any = None
+        self._source = 0
+        if wrapper is not None:
+            self._group = wrapper.process_group
+            self._source = dist.get_global_rank(self._group, 0)
+        self.first = not self.parallel or dist.get_rank(self._group) == 0
         """Whether this is rank 0."""
+
+    def check(self) -> None:
+        """Raises ConfigError if ranks are there that this object does not know, or do not step together.
+
+        Call it in each step: a loop may begin with one of both after the Grower was made.
+        """
+        if self._wrapper is not None:
+            # Nothing public says whether a pass lies in `join()`.
+            if self._wrapper._join_config.enable:
+                raise ConfigError(
+                    "the model trains in join(), in which a rank may make fewer steps than others, and gradients of "
+                    "seeds are averaged in every step: give all ranks equally many batches, as DistributedSampler does"
+                )
+        elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ConfigError(
+                f"torch.distributed has {dist.get_world_size()} ranks, and the model is in no DistributedDataParallel: "
+                "each rank would grow other seeds. Pass the model as DistributedDataParallel, or a library that uses "
+                "it, has returned it"
+            )
 
     def average(self, parameters: Sequence[Tensor]) -> None:
         """Averages the gradients of ``parameters`` over the ranks, in place.
@@ -227,21 +291,21 @@ class Ranks:
             parts.append(gradient.flatten())
         parts.append(parameters[0].new_tensor(present))
         flat = torch.cat(parts)
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=self._group)
         *sums, counts = torch.split(flat, list(map(torch.numel, parts)))
         nowhere = [False] * len(parameters)
         # Reading the counts waits for the device, so only a rank that lacks a gradient does.
         if not all(present):
             nowhere = (counts == 0).tolist()
         for parameter, total, none in zip(parameters, sums, nowhere, strict=True):
-            parameter.grad = None if none else (total / dist.get_world_size()).view_as(parameter)
+            parameter.grad = None if none else (total / dist.get_world_size(self._group)).view_as(parameter)
 
     def largest(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the element-wise maximum over the ranks of ``values`` [n]."""
         if not self.parallel:
             return values
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, values)
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, values, self._group)
         largest: NDArray[np.float64] = np.max(gathered, axis=0)
         return largest
 
@@ -250,7 +314,7 @@ class Ranks:
         if not self.parallel:
             return value
         shared = [value]
-        dist.broadcast_object_list(shared)
+        dist.broadcast_object_list(shared, self._source, self._group)
         return shared[0]
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
@@ -258,13 +322,14 @@ class Ranks:
         if not self.parallel:
             return
         for tensor in tensors:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, self._source, self._group)
 
 
 def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
     """Returns the network inside ``DistributedDataParallel``, or ``model``, and the ranks that train it.
 
-    Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
+    Wrappers around ``DistributedDataParallel``, such as that of Lightning Fabric, are taken off, too. Raises
+    ConfigError for a compiled model: seeds that come and go would recompile it at every change.
     """
     if isinstance(model, nn.DataParallel):
         raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
@@ -275,6 +340,12 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
             "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
             "compile what grower.finish() returns"
         )
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module, Ranks(parallel=True)
-    return model, Ranks(parallel=False)
+    wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+    if not wrappers:
+        ranks = Ranks()
+        ranks.check()
+        return model, ranks
+    averaged = set(wrappers[0].parameters())
+    if len(wrappers) > 1 or any(p.requires_grad and p not in averaged for p in model.parameters()):
+        raise ConfigError("DistributedDataParallel holds only a part of the model: put all of it into one")
+    return wrappers[0].module, Ranks(wrappers[0])

@@ -16,17 +16,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import GradStash, Ranks, clip_seeds, measurable
+from esper.grower.gradients import BackwardWatch, GradStash, Ranks, clip_seeds, measurable
 from esper.grower.stepping import (
     SLOT,
     Group,
     follow_schedules,
+    free_labels,
     has_torch_schedule,
     hook_steps,
     host_groups,
     in_order,
+    label_slots,
     mark,
     rates_of,
+    require_groups_apart,
     require_same_rates,
     scaler_of_step,
     show_host_groups,
@@ -188,7 +191,9 @@ class SeedGroups:
         """Slots whose seeds are stepped."""
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
-        keep_apart_from_earlier(self.optimizer)
+        require_groups_apart(self.optimizer)
+        self._backward = BackwardWatch(model)
+        self._labels = label_slots(self.optimizer, self, paths)
         self._matcher = ParamGroupMatcher(model, paths, self.optimizer)
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._beside: frozenset[str] = frozenset()
@@ -218,11 +223,11 @@ class SeedGroups:
     @property
     def groups(self) -> dict[str, Group]:
         """Groups of seeds by slot name; ``optimizer.load_state_dict`` replaces the dicts."""
+        by_label = {group[SLOT]: group for group in self.optimizer.param_groups if SLOT in group}
         groups = {}
-        for group in self.optimizer.param_groups:
-            name = group.get(SLOT)
-            if name in self._parameters:
-                groups[name] = group
+        for name, label in self._labels.items():
+            if name in self._parameters and label in by_label:
+                groups[name] = by_label[label]
         return groups
 
     @property
@@ -235,10 +240,10 @@ class SeedGroups:
 
         ``as_its_layer``: whether it decays as the layer that it sits on.
         """
-        named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
+        named = [(f"{self._labels[name]}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
         leader = self._matcher.group(name)
         group = inherited(leader, self._counters, self.optimizer.defaults)
-        group[SLOT] = name
+        group[SLOT] = self._labels[name]
         group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.options.weight_decay
         parameters = [p for _, p in named]
         group["params"] = named if "param_names" in leader else list(parameters)
@@ -313,6 +318,8 @@ class SeedGroups:
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
         self._closed = True
+        free_labels(self.optimizer, self)
+        self._backward.stop()
         self._stash.drop()
         for handles in self._handles.values():
             for handle in handles:
@@ -401,6 +408,8 @@ class SeedGroups:
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
+        self._backward.check()
+        self.ranks.check()
         scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
         self._stash.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.learning:
@@ -413,13 +422,6 @@ class SeedGroups:
         scale = getattr(optimizer, "grad_scale", None)
         for skipped in clip_seeds([self.host, *seeds], self.gradient_stats, self.config, scale, scaler is not None):
             _clear(seeds[skipped - 1])
-
-
-def keep_apart_from_earlier(optimizer: Optimizer) -> None:
-    """Renames the groups of seeds that an earlier Grower has kept, whose slots may be those of a new one."""
-    for group in optimizer.param_groups:
-        if SLOT in group:
-            group[SLOT] = f"kept {group[SLOT]}"
 
 
 def inherited(

@@ -18,16 +18,14 @@ from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.data.rng import kept_generators
 from esper.hosts.between import Between, place_of
+from esper.hosts.container import CONTAINER, hold, release
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
-    CONTAINER,
     COPIES,
     SeedHook,
     SitePath,
-    container_of,
-    drop_container,
     free_name,
     register,
     unregister,
@@ -174,15 +172,14 @@ class SiteHooks:
     def follow(self, network: nn.Module) -> None:
         """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""
         without_copied_hooks(network, self.origin)
-        container = container_of(network)
         for name, path in self.paths.items():
-            hook = SeedHook(free_name(container, name))
+            hook = SeedHook(free_name(network, name))
             hook.origin = self.origin
             hook.growth = self
             hook.slot = name
             hook.in_average = network is not self.model
-            container.growing[hook.name] = hook
             register(network, path, hook)
+            hold(network, path.sink, hook)
             self.hooks.append((network, hook))
 
     def place(
@@ -276,8 +273,7 @@ class SiteHooks:
         """Removes the hooks; the model is as it was."""
         for network, hook in self.hooks:
             unregister(network, hook)
-            container_of(network).growing.pop(hook.name, None)
-            drop_container(network)
+            release(network, hook)
         self.end()
 
     def end(self) -> None:

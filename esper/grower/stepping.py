@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
@@ -11,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError
@@ -144,7 +145,7 @@ class HostGroups:
 
     @property
     def param_groups(self) -> list[Group]:
-        return _Groups(host_groups(self.whole), _followers.get(innermost(self.whole)))
+        return _Groups(host_groups(self.whole), _followers.get(innermost(self.whole), []))
 
     def __getattr__(self, name: str) -> Any:
         # A copy asks for special methods, and for `whole` before it has been filled.
@@ -167,26 +168,55 @@ class _Groups(list[Group]):
     def __init__(
         self,
         groups: list[Group],
-        follow: WeakMethod[Callable[[], None]] | None,
+        follow: list[WeakMethod[Callable[[], None]]],
     ) -> None:
         super().__init__(groups)
         self._follow = follow
 
     def __iter__(self) -> Iterator[Group]:
         yield from super().__iter__()
-        if self._follow is None:
-            return
-        follow = self._follow()
-        if follow is not None:
-            follow()
+        for reference in self._follow:
+            follow = reference()
+            if follow is not None:
+                follow()
 
 
-_followers: WeakKeyDictionary[Optimizer, WeakMethod[Callable[[], None]]] = WeakKeyDictionary()
+_followers: WeakKeyDictionary[Optimizer, list[WeakMethod[Callable[[], None]]]] = WeakKeyDictionary()
 
 
 def follow_schedules(optimizer: Optimizer, follow: Callable[[], None]) -> None:
-    """Calls the method ``follow`` whenever a schedule of ``optimizer`` has set rates; a later one replaces it."""
-    _followers[optimizer] = WeakMethod(follow)
+    """Calls the method ``follow`` whenever a schedule of ``optimizer`` has set rates."""
+    known = [reference for reference in _followers.get(optimizer, []) if reference() is not None]
+    _followers[optimizer] = [*known, WeakMethod(follow)]
+
+
+_labels: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, list[str]]] = WeakKeyDictionary()
+"""Values of ``SLOT`` in an optimizer's groups, by what owns the groups and is not closed."""
+
+
+def label_slots(optimizer: Optimizer, owner: object, slots: Iterable[str]) -> dict[str, str]:
+    """Returns the values of ``SLOT`` in the groups of seeds of ``owner`` by slot: no other groups have them.
+
+    Several Growers may share an optimizer, as those of an actor and a critic: from the second on, labels have a number.
+    Groups of seeds that an earlier Grower has kept are renamed.
+    """
+    owners = _labels.setdefault(optimizer, WeakKeyDictionary())
+    taken = {label for labels in owners.values() for label in labels}
+    labels = {slot: slot for slot in slots}
+    number = 1
+    while taken.intersection(labels.values()):
+        number += 1
+        labels = {slot: f"{slot} of Grower {number}" for slot in labels}
+    for group in optimizer.param_groups:
+        if SLOT in group and group[SLOT] not in taken:
+            group[SLOT] = f"kept {group[SLOT]}"
+    owners[owner] = list(labels.values())
+    return labels
+
+
+def free_labels(optimizer: Optimizer, owner: object) -> None:
+    """Ends what :func:`label_slots` began: a new owner may have the labels."""
+    _labels[optimizer].pop(owner, None)
 
 
 def host_groups(optimizer: Any) -> list[Group]:
@@ -316,3 +346,64 @@ def limit(schedule: Any, optimizer: Optimizer) -> None:
             kept = [value for value, group in zip(values, groups, strict=True) if SLOT not in group]
             setattr(schedule, name, kept)
     schedule.optimizer = HostGroups(schedule.optimizer)
+
+
+TRIAL_STEPS = 3
+"""Steps of the trial of an optimizer: some adapt a common rate from the second on."""
+
+
+def require_groups_apart(optimizer: Optimizer) -> None:
+    """Raises ConfigError if a step on one parameter group depends on the gradients of another.
+
+    Optimizers do so that clip by the norm of all gradients, as timm's LAMB does, or that estimate one rate for all. A
+    seed that only learns would then change the training of the model. It is tried with an optimizer of the same class
+    and options on two small parameters; one that cannot be tried so is taken.
+    """
+    try:
+        beside_small = _after_trial(optimizer, scale=1.0)
+        beside_large = _after_trial(optimizer, scale=1000.0)
+    except Exception:  # whatever the step of a user's class needs
+        return
+    if not torch.equal(beside_small, beside_large):
+        name = type(optimizer).__name__
+        raise ConfigError(
+            f"a step of {name} on a parameter group depends on the gradients of other groups, as if it clips by the "
+            "norm of all gradients or estimates one rate for all: seeds would change how the model trains. Switch that "
+            "off (max_grad_norm=None in LAMB, and clip in the loop), or use another optimizer, such as AdamW"
+        )
+
+
+def _after_trial(optimizer: Optimizer, scale: float) -> Tensor:
+    """Returns a parameter after a few steps of an optimizer like ``optimizer``, beside a group with ``scale`` times as
+    large gradients."""
+    trial: Any = copy.copy(optimizer)  # torch's classes copy options, groups and state, and no hooks
+    trial.state = defaultdict(dict)
+    trained = nn.Parameter(torch.ones(4, 4, dtype=torch.float32, device="cpu"))
+    other = nn.Parameter(torch.ones(4, 4, dtype=torch.float32, device="cpu"))
+    options = optimizer.param_groups[0]
+    trial.param_groups = [_options_of(options, trained), _options_of(options, other)]
+    generator = torch.Generator("cpu").manual_seed(0)
+    with warnings.catch_warnings(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        for _ in range(TRIAL_STEPS):
+            trained.grad = torch.randn(4, 4, generator=generator, dtype=torch.float32, device="cpu")
+            other.grad = scale * trained.grad.flip(0)
+            trial.step()
+    return trained.detach()
+
+
+def _options_of(group: Group, parameter: nn.Parameter) -> Group:
+    """Returns the options of ``group`` for a new ``parameter`` on the CPU."""
+    options: Group = {}
+    for key, value in group.items():
+        if key in ("params", "param_names"):
+            continue
+        if isinstance(value, Tensor):
+            value = value.detach().cpu()
+        options[key] = copy.deepcopy(value)
+    options["params"] = [parameter]
+    for key in ("capturable", "fused"):
+        if key in options:
+            options[key] = False
+    return options

@@ -16,10 +16,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from esper.config import ConfigError
 from esper.core.blueprints.source import PER_CHANNEL, Applied, Extensible
 from esper.core.place import Place
+from esper.hosts.container import own_children
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import features_of, source_of
 from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of
-from esper.hosts.seed_hook import SitePath, own_children
+from esper.hosts.seed_hook import SitePath
 
 Part = Mapping[str, Any]
 """One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""

@@ -19,18 +19,15 @@ from torch import Tensor, fx, nn
 from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SPATIAL, Features
+from esper.hosts.container import CONTAINER, containers_in
 from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.inputs import logits_of
 from esper.hosts.seed_hook import (
-    CONTAINER,
-    GrownSeeds,
     SitePath,
     attach,
-    container_of,
-    free_name,
     hooks_of,
     key_of,
     path_of,
@@ -74,7 +71,6 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
 
     _require_independent(network, changed)
     result, reasons = _without_hosts(result, changed if merge else None)
-    _register_loose_seeds(result)
     if merge:
         reasons.update(merge_all(result, changed))
     _require_no_sources(result, reasons)
@@ -148,18 +144,6 @@ def _ordinary(
         recipes[path] = {"blueprint": kept.blueprint, "between": list(inner.between.get(name, ()))}
     attach(inner.model, seeds, recipes)
     return inner.model
-
-
-def _register_loose_seeds(network: nn.Module) -> None:
-    """Registers seeds whose container is elsewhere: the network may be a part of the one that has grown."""
-    registered: set[nn.Module] = set()
-    for module in network.modules():
-        if isinstance(module, GrownSeeds):
-            registered.update(module.children())
-    for _, _, hook in hooks_of(network):
-        if hook.seed is not None and hook.seed not in registered:
-            container = container_of(network)
-            container.add_module(free_name(container, hook.name), hook.seed)
 
 
 def _require_no_sources(network: nn.Module, reasons: Mapping[str, str]) -> None:
@@ -305,17 +289,14 @@ def _replace_hooks(network: nn.Module, example: Any) -> None:
         plain_hook = _plain_hook(hook.seed, hook.alpha, returned[path])
         plain_hooks[hook.seed] = plain_hook
         module._forward_hooks[key_of(hook.name)] = plain_hook  # type: ignore[index]
-    for module in list(network.modules()):
-        container = module._modules.get(CONTAINER)
-        if not isinstance(container, GrownSeeds):
-            continue
+    for home, container in list(containers_in(network)):
         present = nn.ModuleDict()
         for name, seed in container.named_children():
             if seed in plain_hooks:
                 present[name] = plain_hooks[seed]
-        module._modules[CONTAINER] = present.train(container.training)
+        home._modules[CONTAINER] = present.train(container.training)
         if not present:
-            del module._modules[CONTAINER]
+            del home._modules[CONTAINER]
     _drop_other_hooks(network)
 
 

@@ -7,7 +7,6 @@ grows and after it is kept.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
+from esper.hosts.container import CONTAINER, container_of, unregister_seed
 from esper.hosts.inputs import features_of, source_of, with_features
 
 ARROW = "->"
@@ -170,10 +170,6 @@ def hook_site(
     ]
 
 
-CONTAINER = "grown_seeds"
-"""Name of the submodule that registers the seeds."""
-
-
 COPIES: dict[str, WeakSet[SeedHook]] = {}
 """Hooks in copies of models, such as averages of their weights, by the growth that made the original."""
 
@@ -263,30 +259,6 @@ class SeedHook:
             COPIES[self.origin].add(self)
 
 
-class GrownSeeds(nn.Module):
-    """Container of the seeds in a network, by name.
-
-    Seeds that still grow are left out, so that clipping, averages and checkpoints of the network see its own parameters
-    only; in copies and pickles of the network, those that are on are ordinary submodules.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.growing: dict[str, SeedHook] = {}
-
-    def forward(self, x: Any, *_more: Any) -> Any:
-        """Returns ``x``: a network may run all children of a module in turn."""
-        return x
-
-    def __getstate__(self) -> dict[str, Any]:
-        modules = dict(self._modules)
-        for name, hook in self.growing.items():
-            seed = hook.__getstate__()["seed"]
-            if seed is not None:
-                modules[name] = seed
-        return {**self.__dict__, "growing": {}, "_modules": modules}
-
-
 def with_share(h: Tensor, delta: Tensor, alpha: float) -> Tensor:
     """Returns h + alpha · delta in the dtype of the features ``h``; under autocast a delta may have another one."""
     return torch.add(h, delta.to(h.dtype), alpha=alpha)
@@ -338,55 +310,9 @@ def key_of(name: str) -> str:
     return f"{CONTAINER}.{name}"
 
 
-def container_of(model: nn.Module) -> GrownSeeds:
-    """Returns the container of the seeds in ``model``, which is made if it has none.
-
-    It stands at the end of the model's parameters, where no other parameter changes its place: averages of weights
-    pair parameters by their order. If one submodule has all parameters, as in a LightningModule around a network, it
-    stands in that, so that it goes where the submodule goes. A Sequential or a list would run it or count it as one of
-    its items; there it stands in the last item.
-    """
-    for module in model.modules():
-        if isinstance(module, GrownSeeds):
-            return module
-    container = GrownSeeds()
-    home_of(model).add_module(CONTAINER, container)
-    return container
-
-
-def own_children(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the submodules of ``module`` by name, without the container of seeds, which may stand in any module."""
-    return {name: child for name, child in module.named_children() if not isinstance(child, GrownSeeds)}
-
-
-def home_of(model: nn.Module) -> nn.Module:
-    """Returns the submodule of ``model`` for the container of its seeds, see :func:`container_of`."""
-    uses = Counter(module for _, module in model.named_modules(remove_duplicate=False))
-    home = model
-    while True:
-        children = list(home.children())
-        if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict) and children:
-            # The last item that the model uses no more often than its container, if there is one.
-            single = [child for child in children if uses[child] == uses[home]]
-            home = (single or children)[-1]
-            continue
-        owners = [child for child in children if next(child.parameters(), None) is not None]
-        if len(owners) != 1 or next(home.parameters(recurse=False), None) is not None:
-            return home
-        home = owners[0]
-
-
-def drop_container(model: nn.Module) -> None:
-    """Removes the container of the seeds of ``model`` if it has become empty."""
-    for module in list(model.modules()):
-        container = module._modules.get(CONTAINER)
-        if isinstance(container, GrownSeeds) and not container._modules and not container.growing:
-            del module._modules[CONTAINER]
-
-
-def free_name(container: GrownSeeds, slot: str) -> str:
-    """Returns ``slot``, with a number behind it if an earlier growth of the network has kept a seed of that name."""
-    taken = {*container._modules, *container.growing}
+def free_name(model: nn.Module, slot: str) -> str:
+    """Returns ``slot``, with a number behind it if another seed of ``model`` has that name."""
+    taken = {hook.name for _, _, hook in hooks_of(model)}
     name = slot
     number = 2
     while name in taken:
@@ -406,8 +332,7 @@ def attach(
     """
     hooks = []
     for path, (slot, seed, alpha) in seeds.items():
-        container = container_of(model)
-        hook = SeedHook(free_name(container, slot))
+        hook = SeedHook(free_name(model, slot))
         hook.recipe = dict(recipes.get(path, {}))
         register(model, SitePath.parse(path), hook)
         keep(model, hook, seed, alpha)
@@ -420,15 +345,13 @@ def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
     hook.growth = None
     hook.seed = seed.requires_grad_(True)
     hook.alpha = alpha
-    container_of(model).add_module(hook.name, seed.train(model.training))
+    container_of(model, path_of(model, hook).sink).add_module(hook.name, seed.train(model.training))
 
 
 def detach(model: nn.Module, hook: SeedHook) -> None:
-    """Removes a finished seed from ``model``, whose parts may have containers if they have grown by themselves."""
+    """Removes a finished seed from ``model``."""
     unregister(model, hook)
-    for container in list(model.modules()):
-        if isinstance(container, GrownSeeds) and container._modules.get(hook.name) is hook.seed:
-            del container._modules[hook.name]
+    unregister_seed(model, hook.seed)
 
 
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
@@ -488,7 +411,4 @@ def without_copied_hooks(network: nn.Module, origin: str) -> None:
         if hook.growth is not None or (hook.seed is not None and hook.origin != origin):
             continue
         COPIES[origin].discard(hook)
-        unregister(network, hook)
-        if hook.seed is not None:
-            container_of(network)._modules.pop(hook.name, None)
-    drop_container(network)
+        detach(network, hook)

@@ -19,18 +19,17 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.ramps import STYLES
 from esper.core.site import seed_of
 from esper.hosts.between import Between, place_of
+from esper.hosts.container import CONTAINER, home_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import (
-    GrownSeeds,
     SeedHook,
     SitePath,
-    container_of,
-    drop_container,
+    detach,
     hooks_of,
     keep,
+    path_of,
     recipe_in,
     register,
-    unregister,
 )
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
@@ -42,16 +41,16 @@ RECIPE = "recipe"
 
 def add_seeds(network: nn.Module, state: MutableMapping[str, Tensor]) -> None:
     """Adds to the ``state`` of ``network`` the seeds that are on, growing ones included, and how to make each."""
-    containers = (path for path, module in network.named_modules() if isinstance(module, GrownSeeds))
-    prefix = next(containers, None)
-    if prefix is None:
+    hooks = [hook for _, _, hook in hooks_of(network)]
+    if not hooks:
         return
-    state[f"{prefix}.{RECIPE}"] = _as_tensor(None)  # says that there may be seeds, also where none is on yet
-    for _, _, hook in hooks_of(network):
+    state[f"{CONTAINER}.{RECIPE}"] = _as_tensor(None)  # says that there may be seeds, also where none is on yet
+    for hook in hooks:
         seed = hook.__getstate__()["seed"]
         if seed is None:
             continue
-        beginning = f"{prefix}.{hook.name}."
+        home = home_of(network, path_of(network, hook).sink)
+        beginning = ".".join(filter(None, (home, CONTAINER, hook.name))) + "."
         for key, value in seed.state_dict().items():
             state[beginning + key] = value.detach().clone()
         state[beginning + RECIPE] = _as_tensor(recipe_in(network, hook))
@@ -86,9 +85,7 @@ def take_seeds(
                 del state[key]
         return
     for _, _, hook in hooks_of(network):
-        unregister(network, hook)
-        container_of(network)._modules.pop(hook.name, None)
-    drop_container(network)
+        detach(network, hook)
     for recipe in recipes:
         if recipe is not None:
             add_seed(network, recipe, blueprints)
@@ -120,7 +117,6 @@ def add_seed(
         seed = seed_of(blueprint, STYLES[saved["style"]].operator, place, saved.get("leading"))
     hook = SeedHook(saved["name"])
     hook.recipe = {key: value for key, value in saved.items() if key not in ("path", "name", "alpha")}
-    container_of(network)
     register(network, path, hook)
     keep(network, hook, seed, float(saved["alpha"]))
 

@@ -413,7 +413,6 @@ def merge_seeds(
         if path in reasons:
             reason = f"{reasons[path]}, and {reason}"
         reasons[path] = reason
-    seed_hook.drop_container(model)
     return reasons
 
 

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
 from esper.core.action import Op
-from esper.hosts.seed_hook import CONTAINER
+from esper.hosts.container import CONTAINER
 from tests.grower.loops import (
     GROW,
     LENIENT,
@@ -57,13 +57,14 @@ def test_a_copy_computes_what_the_model_computed_when_it_was_taken(epochs: int) 
     assert not torch.equal(outputs(loop.model), wanted)
 
 
-def test_a_copy_has_the_seeds_that_are_on_as_parameters_behind_its_own() -> None:
+def test_a_copy_has_the_seeds_that_are_on_as_parameters_of_their_submodule() -> None:
     loop = Loop().run(6)
     other = copy.deepcopy(loop.model)
-    mine = list(loop.model.state_dict())
-    assert list(other.state_dict())[: len(mine)] == mine
-    assert any(CONTAINER in name for name, _ in other.named_parameters())
-    assert not any(CONTAINER in name for name, _ in loop.model.named_parameters())
+    seeds = [name for name, _ in other.named_parameters() if CONTAINER in name]
+    assert seeds
+    assert all(name.startswith(f"body.0.{CONTAINER}.r0c0.") for name in seeds)
+    own = [name for name in other.state_dict() if name not in seeds]
+    assert own == list(loop.model.state_dict())
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
     before = weights(other)
     nn.functional.cross_entropy(
@@ -78,6 +79,16 @@ def test_a_copy_has_the_seeds_that_are_on_as_parameters_behind_its_own() -> None
     assert any(CONTAINER in name for name in moved), (
         "it trains on its own, seeds included"
     )
+
+
+def test_a_model_that_looks_at_itself_finds_nothing_while_it_grows() -> None:
+    """Children, modules, parameters and state are as without a Grower at every moment before the end."""
+    loop = Loop()
+    for _ in range(loop.epochs):
+        loop.run(1)
+        for own, other in zip(loop.model.modules(), net().modules(), strict=True):
+            assert own._modules.keys() == other._modules.keys()
+        assert loop.model.state_dict().keys() == net().state_dict().keys()
 
 
 def test_a_copy_can_be_grown_itself() -> None:

@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.grower.gradients import GradStash, _joined, measurable, measure
+from esper.config import ConfigError
+from esper.grower.gradients import (
+    BackwardWatch,
+    GradStash,
+    _joined,
+    measurable,
+    measure,
+)
 from esper.ops.grad_stats import grad_stats
+from tests.grower.loops import Loop, net
 
 CPU = torch.device("cpu")
 DENSE = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
@@ -94,3 +102,68 @@ def test_statistics_of_several_devices_are_those_of_one() -> None:
     torch.testing.assert_close(
         _joined(parts, 1.0).fields, grad_stats(whole, 1.0, 100.0).fields
     )
+
+
+def by_hand(loop: Loop, x: Tensor, y: Tensor) -> None:
+    parameters = list(loop.model.parameters())
+    gradients = torch.autograd.grad(
+        nn.functional.cross_entropy(loop.model(x), y), parameters
+    )
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    loop.optimizer.step()
+
+
+def in_closure(loop: Loop, x: Tensor, y: Tensor) -> None:
+    def closure() -> Tensor:
+        loss = nn.functional.cross_entropy(loop.model(x), y)
+        for parameter, gradient in zip(
+            loop.model.parameters(),
+            torch.autograd.grad(loss, list(loop.model.parameters())),
+            strict=True,
+        ):
+            parameter.grad = gradient
+        return loss
+
+    loop.optimizer.step(closure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [by_hand, in_closure])
+def test_gradients_that_are_set_by_hand_are_refused_before_anything_is_trained(
+    step: Any,
+) -> None:
+    """Seeds would get none, and nothing else would say why."""
+    loop = Loop(step=step)
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    with pytest.raises(
+        ConfigError, match=r"gradients were set by hand.*loss\.backward\(\)"
+    ):
+        loop.train()
+    assert all(
+        torch.equal(p, old)
+        for p, old in zip(loop.model.parameters(), before, strict=True)
+    )
+
+
+def changed_after(loop: Loop, x: Tensor, y: Tensor) -> None:
+    loop.optimizer.zero_grad()
+    nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+    for parameter in loop.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = 0.5 * parameter.grad
+    loop.optimizer.step()
+
+
+def test_gradients_that_are_changed_after_a_backward_pass_are_taken() -> None:
+    loop = Loop(step=changed_after).run()
+    assert loop.grower.kept
+
+
+def test_a_step_without_gradients_of_the_model_decides_nothing() -> None:
+    model = net()
+    watch = BackwardWatch(model)
+    watch.check()
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    with pytest.raises(ConfigError, match="by hand"):
+        watch.check()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.grower.loops import Loop, Net, X, Y, plain, same, scores, stages
+from esper.config import ConfigError
+from esper.grower.gradients import plain_model
+from tests.grower.loops import (
+    Loop,
+    Net,
+    X,
+    Y,
+    net,
+    plain,
+    same,
+    scores,
+    stages,
+)
 
 
 class DropsLayers(Net):
@@ -66,3 +80,81 @@ def _rank(rank: int, store: str, folder: str, drops: bool) -> None:
         f"{folder}/{rank}.pt",
     )
     torch.distributed.destroy_process_group()
+
+
+class Fabric(nn.Module):
+    """Holds the wrapped model and the model itself, as Lightning Fabric's wrapper does."""
+
+    def __init__(self, wrapped: nn.Module, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module, self._original_module = wrapped, model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward_module(x)  # type: ignore[no-any-return]
+
+
+class HalfWrapped(nn.Module):
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__()
+        self.wrapped, self.head = wrapped, nn.Linear(3, 3)
+
+
+def _refusals(rank: int, store: str, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    said: dict[str, str] = {}
+
+    def refused(name: str, do: Any) -> None:
+        try:
+            do()
+        except ConfigError as error:
+            said[name] = str(error)
+
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    refused("bare", lambda: Loop(model=net()))
+    refused("part", lambda: plain_model(HalfWrapped(wrapped)))
+    inner, ranks = plain_model(Fabric(wrapped, model))
+    found = inner is model and ranks.parallel
+    with wrapped.join():
+        refused("join", Loop(model=wrapped).train)
+    alone = torch.distributed.new_group([rank], use_local_synchronization=True)
+    _, apart = plain_model(DistributedDataParallel(net(), process_group=alone))
+    values = apart.largest(np.array([float(rank)])), apart.of_first(rank), apart.first
+    torch.save({"said": said, "found": found, "values": values}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ranks_are_found_in_any_wrapper_or_refused_with_a_sentence(
+    tmp_path: Any,
+) -> None:
+    mp.spawn(_refusals, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    for rank in range(2):
+        result = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        said = result["said"]
+        assert "2 ranks, and the model is in no DistributedDataParallel" in said["bare"]
+        assert "only a part of the model" in said["part"]
+        assert "in join()" in said["join"]
+        assert result["found"]
+        largest, first, is_first = result["values"]
+        assert (float(largest[0]), first, is_first) == (rank, rank, True), (
+            "each group has ranks of its own"
+        )
+
+
+def test_ranks_that_come_after_the_grower_was_made_are_refused_in_its_first_step() -> (
+    None
+):
+    loop = Loop()
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    with (
+        mock.patch.object(torch.distributed, "is_initialized", return_value=True),
+        mock.patch.object(torch.distributed, "get_world_size", return_value=4),
+        pytest.raises(
+            ConfigError, match="4 ranks, and the model is in no DistributedDataParallel"
+        ),
+    ):
+        loop.train()
+    assert all(map(torch.equal, loop.model.parameters(), before))

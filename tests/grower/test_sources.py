@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import esper
 from esper.core.action import Op
 from esper.grower.grower import Grower
-from esper.hosts.seed_hook import CONTAINER
+from esper.hosts.container import CONTAINER
 from tests.grower.loops import (
     LENIENT,
     Loop,

@@ -11,16 +11,33 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as lr
 
+import esper
 from esper.config import ConfigError
+from esper.core.action import Op
 from esper.grower.stepping import (
     SLOT,
     HostGroups,
+    free_labels,
     host_groups,
     in_order,
     innermost,
+    label_slots,
+    require_groups_apart,
     unwrapped,
 )
-from tests.grower.loops import Loop, net, same, stages, weights
+from tests.grower.loops import (
+    GROW,
+    LENIENT,
+    Loop,
+    X,
+    Y,
+    net,
+    same,
+    scores,
+    script,
+    stages,
+    weights,
+)
 from tests.selection import slow_except
 
 
@@ -246,3 +263,145 @@ def test_seeds_learn_the_same_with_a_scaler(clips: bool, fused: bool) -> None:
     pairs = zip(seed_of(one), seed_of(two), strict=True)
     for mine, other in pairs:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+class ClipsAll(torch.optim.SGD):
+    """Clips by the norm of all gradients, as LAMB does."""
+
+    def step(self, closure: Any = None) -> Any:
+        every = [p for group in self.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(every, 1.0)
+        return super().step(closure)
+
+
+class OneRate(torch.optim.SGD):
+    """Estimates a rate from all gradients that it has seen, as D-adaptation does; the first step has none."""
+
+    def step(self, closure: Any = None) -> Any:
+        seen = self.param_groups[0].get("seen", 0.0)
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + seen)
+        loss = super().step(closure)
+        norms = [
+            float(p.grad.norm())
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        self.param_groups[0]["seen"] = seen + sum(norms)
+        return loss
+
+
+class Counts(torch.optim.SGD):
+    """Divides by the number of its parameters, which a seed changes by being there."""
+
+    def step(self, closure: Any = None) -> Any:
+        every = [p for group in self.param_groups for p in group["params"]]
+        mean = sum(
+            float(p.grad.abs().sum()) for p in every if p.grad is not None
+        ) / len(every)
+        for parameter in every:
+            parameter.grad.div_(mean)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [ClipsAll, OneRate, Counts])
+def test_an_optimizer_with_one_number_for_all_groups_is_refused_by_trying_it(
+    kind: Any,
+) -> None:
+    model = net()
+    before = weights(model)
+    with pytest.raises(
+        ConfigError, match=f"a step of {kind.__name__} on a parameter group depends"
+    ):
+        Loop(lambda p: kind(p, 0.1), model)
+    assert same(weights(model), before)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "SGD",
+        "AdamW",
+        "Adam",
+        "RMSprop",
+        "Adagrad",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adafactor",
+    ],
+)
+def test_optimizers_whose_groups_are_independent_are_taken(kind: str) -> None:
+    optimizer = getattr(torch.optim, kind)(
+        net().parameters(), lr=torch.tensor(0.1) if kind == "Adam" else 0.1
+    )
+    held, state = len(optimizer.state), torch.get_rng_state()
+    require_groups_apart(optimizer)
+    assert len(optimizer.state) == held
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_optimizer_that_cannot_be_tried_is_taken() -> None:
+    class NeedsMore(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("call backward of the engine")
+
+    require_groups_apart(NeedsMore(net().parameters(), 0.1))
+
+
+def test_groups_of_seeds_belong_to_one_grower_each() -> None:
+    optimizer = sgd()
+    first, second, third = nn.Identity(), nn.Identity(), nn.Identity()
+    assert label_slots(optimizer, first, ["r0c0"]) == {"r0c0": "r0c0"}
+    assert label_slots(optimizer, second, ["r0c0", "r0c1"]) == {
+        "r0c0": "r0c0 of Grower 2",
+        "r0c1": "r0c1 of Grower 2",
+    }
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], SLOT: "r0c0"})
+    free_labels(optimizer, first)
+    assert label_slots(optimizer, third, ["r0c0"]) == {"r0c0": "r0c0"}
+    assert [group.get(SLOT) for group in optimizer.param_groups] == [None, "kept r0c0"]
+
+
+def test_two_models_with_one_optimizer_grow_as_with_slots_of_other_names() -> None:
+    """One of the two seeds is pruned; the other learns on."""
+    found = []
+    for name in ("r0c0", "r0c1"):
+        models = [net(1), net(2)]
+        optimizer = torch.optim.SGD(
+            [p for model in models for p in model.parameters()], 0.1
+        )
+        prune = {0: GROW[0], 4: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})}
+        grows = {
+            epoch: (op, {**values, "slot": name})
+            for epoch, (op, values) in GROW.items()
+        }
+        plans = [({"r0c0": "body.0"}, prune), ({name: "body.0"}, grows)]
+        growers = []
+        for model, (sites, actions) in zip(models, plans, strict=True):
+            growers.append(
+                esper.Grower(
+                    model,
+                    sites,
+                    optimizer,
+                    script(actions),
+                    14,
+                    topology="mlp",
+                    config=LENIENT,
+                )
+            )
+        for _ in range(12):
+            for model in models:
+                model.train()
+            optimizer.zero_grad()
+            sum(nn.functional.cross_entropy(model(X), Y) for model in models).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            for grower in growers:
+                grower.step(scores)
+        [kept] = growers[1].groups.groups.values()
+        found.append([p.detach().clone() for p in kept["params"]])
+        assert growers[1].kept
+        assert not growers[0].groups.groups
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

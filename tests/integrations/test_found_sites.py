@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import esper
 from esper.core.action import Op
+from esper.hosts.container import CONTAINER
 from esper.hosts.example import arguments_of, difference, outputs_of, tensors_in
 from esper.hosts.find import chosen_sites, find_sites
-from esper.hosts.seed_hook import CONTAINER
 from esper.hosts.zoo import import_torchvision
 from tests.grower.loops import LENIENT, Action, do, plant, script
 from tests.selection import slow_except

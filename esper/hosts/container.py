@@ -1,0 +1,140 @@
+"""Where seeds are registered: kept ones in a container in the submodule that they add to, growing ones nowhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+CONTAINER = "grown_seeds"
+"""Name of the submodule that registers kept seeds."""
+GROWING = "_growing_seeds"
+"""Name of the attribute that holds growing seeds. It is not registered: torch does not see them."""
+
+
+class GrownSeeds(nn.Module):
+    """Container of the kept seeds of a submodule, by name."""
+
+    def forward(self, x: Any, *_more: Any) -> Any:
+        """Returns ``x``: a network may run all children of a module in turn."""
+        return x
+
+
+class GrowingHook(Protocol):
+    """A hook with a seed that grows."""
+
+    name: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy of the hook has: the ``seed`` that is on, if any."""
+
+
+class GrowingSeeds(dict[str, GrowingHook]):
+    """The hooks of the seeds that grow at a submodule, by name, as an attribute of it.
+
+    Whatever lists a network's children, parameters or state finds none of them. In copies and pickles of the submodule,
+    those that are on are ordinary submodules.
+
+    Args:
+        modules: the dict in which the submodule registers its children.
+    """
+
+    def __init__(self, modules: dict[str, Any]) -> None:
+        super().__init__()
+        self.modules = modules
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        seeds = {}
+        for name, hook in self.items():
+            seed = hook.__getstate__()["seed"]
+            if seed is not None:
+                seeds[name] = seed
+        # A copy of the submodule has a copy of this dict by now: attributes are copied in their order.
+        return _register, (self.modules, seeds)
+
+
+def _register(modules: dict[str, Any], seeds: Mapping[str, nn.Module]) -> None:
+    """Registers ``seeds`` among the children ``modules`` of a copy."""
+    if not seeds:
+        return
+    container = modules.setdefault(CONTAINER, GrownSeeds())
+    for name, seed in seeds.items():
+        container.add_module(name, seed)
+
+
+def own_children(module: nn.Module) -> dict[str, nn.Module]:
+    """Returns the submodules of ``module`` by name, without the container of seeds, which may stand in any module."""
+    return {name: child for name, child in module.named_children() if not isinstance(child, GrownSeeds)}
+
+
+def home_of(model: nn.Module, sink: str) -> str:
+    """Returns the path of the submodule that holds the seeds at the submodule ``sink`` of ``model``.
+
+    It is the sink itself, so that seeds go where the sink goes: into slices, copies, and its own state. If one child
+    has all parameters, as in a LightningModule around a network, it is that child. A Sequential would run the container
+    or count it as one of its items; there it is the last item that the model uses no more often.
+    """
+    uses = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    path = sink
+    home = model.get_submodule(sink)
+    while True:
+        children = own_children(home)
+        if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict) and children:
+            single = [name for name, child in children.items() if uses[child] == uses[home]]
+            name = (single or list(children))[-1]
+        else:
+            owners = [name for name, child in children.items() if next(child.parameters(), None) is not None]
+            if len(owners) != 1 or next(home.parameters(recurse=False), None) is not None:
+                return path
+            name = owners[0]
+        path = f"{path}.{name}" if path else name
+        home = children[name]
+
+
+def container_of(model: nn.Module, sink: str) -> GrownSeeds:
+    """Returns the container of the seeds at the submodule ``sink`` of ``model``, which is made if there is none."""
+    home = model.get_submodule(home_of(model, sink))
+    container = home._modules.get(CONTAINER)
+    if not isinstance(container, GrownSeeds):
+        container = GrownSeeds()
+        home.add_module(CONTAINER, container)
+    return container
+
+
+def containers_in(model: nn.Module) -> Iterator[tuple[nn.Module, GrownSeeds]]:
+    """Yields the containers of kept seeds in ``model``, each with the submodule that holds it."""
+    for module in list(model.modules()):
+        container = module._modules.get(CONTAINER)
+        if isinstance(container, GrownSeeds):
+            yield module, container
+
+
+def hold(model: nn.Module, sink: str, hook: GrowingHook) -> None:
+    """Lets copies of the submodule ``sink`` register the seed of ``hook`` while it grows."""
+    home = model.get_submodule(home_of(model, sink))
+    if vars(home).get(GROWING) is None:  # a copy has the name without a value
+        vars(home)[GROWING] = GrowingSeeds(home._modules)
+    vars(home)[GROWING][hook.name] = hook
+
+
+def release(model: nn.Module, hook: GrowingHook) -> None:
+    """Ends what :func:`hold` began."""
+    for module in model.modules():
+        growing = vars(module).get(GROWING)
+        if growing is None or growing.get(hook.name) is not hook:
+            continue
+        del growing[hook.name]
+        if not growing:
+            del vars(module)[GROWING]
+
+
+def unregister_seed(model: nn.Module, seed: nn.Module | None) -> None:
+    """Takes a kept seed out of its container in ``model``, and the container out of its submodule once it is empty."""
+    for home, container in containers_in(model):
+        for name, child in list(container.named_children()):
+            if child is seed:
+                del container._modules[name]
+        if not container._modules:
+            del home._modules[CONTAINER]
