@@ -125,7 +125,8 @@ class EnvConfig(Section):
     """Slots that a run uses, of those that the task's hosts can have: names, a row ("r2"), a column ("c0") or "all";
     None: the task's default, for custom tasks the slots that their hosts have by themselves."""
     blueprints: Names | None = None
-    """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
+    """Blueprints that a controller may choose from, in this order; None: all of the host's topology but the large
+    widenings, widen_x4 and widen_x8."""
     one_incubating: bool = True
     """Allow GERMINATE only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
     auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()

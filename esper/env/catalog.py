@@ -79,9 +79,10 @@ class BlueprintCatalog:
         kinds = dict.fromkeys(place.topology or topology for place in places)
         names = choose(
             wanted,
-            registry.names(topology, places),
+            registry.names(topology, places, if_named=True),
             f"{', '.join(kinds)} hosts",
             partial(registry.misfit, topology, places),
+            registry.names(topology, places),
         )
 
         by_slot = {place.name: registry.fitting(topology, place) for place in places}

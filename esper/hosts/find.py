@@ -316,8 +316,9 @@ def _describe(
     samples: int | None,
     registry: BlueprintRegistry,
 ) -> FoundSite | None:
-    """Returns a place with the seeds that fit there; None if no seed fits."""
-    fitting = registry.fitting("", place)
+    """Returns a place with the seeds that fit there and are offered by default; None if no seed fits."""
+    recipes = registry.fitting("", place)
+    fitting = {name: recipe for name, recipe in recipes.items() if not recipe.if_named}
     site = SitePath.parse(path)
     run = runs[site.sink]
     sink = run.output

@@ -20,6 +20,7 @@ from esper.env.planted_backend import SimParams
 from esper.telemetry.event import ActionTaken, EpochCompleted
 from tests.core_helpers import Rig, rig, tensors_of, wait_actions
 from tests.env.planted_helpers import Step, planted
+from tests.env.test_merging import widths
 
 EDITS = 8
 AT_ONCE = replace(
@@ -326,3 +327,22 @@ def test_a_host_that_waits_after_keeping_a_seed_has_a_snapshot_of_it() -> None:
             world.step()
         newest = world.host().governor._generations[0]
         assert newest.epoch == world.training().epoch
+
+
+def test_all_layers_are_four_times_as_wide_before_the_first_epoch() -> None:
+    wide = {
+        **WIDENINGS,
+        "slots": ["r2"],
+        "blueprints": ["widen_x4", "widen_x8"],
+        "parameter_budget": 100.0,
+    }
+    with rig(env=wide) as world:
+        before = widths(world)
+        for slot in world.env.action_spec.slots:
+            world.do("GERMINATE", slot, "widen_x4")
+            assert world.training().epoch == 0
+        world.step()
+        assert widths(world) == [4 * width for width in before]
+        world.do("GERMINATE", "r2c0", "widen_x8")
+        world.step()
+        assert widths(world)[0] == 32 * before[0]

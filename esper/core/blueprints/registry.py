@@ -52,6 +52,8 @@ class Blueprint:
     """Returns the modules of the host whose weights a new body has, in the order of its own parameters; None: none."""
     obstacle: Callable[[Place], str | None] = no_obstacle
     """Returns the reason why a place with a source, or without one, cannot have such a seed; None if it can."""
+    if_named: bool = False
+    """Whether controllers may plant it only if ``env.blueprints`` names it."""
 
     def fits(self, place: Place) -> bool:
         """Returns whether such a seed is offered at ``place``."""
@@ -139,16 +141,20 @@ class BlueprintRegistry:
         self,
         topology: str,
         places: Collection[Place] | None = None,
+        if_named: bool = False,
     ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
-        are made of a number of channels, and so fit wherever the topology does."""
+        are made of a number of channels, and so fit wherever the topology does. With ``if_named``, those that are not
+        offered by default are included."""
         if places is None:
             return tuple(blueprint.name for blueprint in self._of(topology) if not blueprint.only_added)
         present: dict[str, None] = {}
         fitting: set[str] = set()
         for place in places:
             kind = place.topology or topology
-            present.update((blueprint.name, None) for blueprint in self._of(kind))
+            for blueprint in self._of(kind):
+                if if_named or not blueprint.if_named:
+                    present[blueprint.name] = None
             fitting.update(self.fitting(topology, place))
         return tuple(name for name in present if name in fitting)
 
@@ -245,8 +251,10 @@ def choose(
     known: tuple[str, ...],
     where: str,
     misfit: Callable[[str], str | None] = lambda _name: None,
+    default: tuple[str, ...] | None = None,
 ) -> tuple[str, ...]:
-    """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
+    """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or ``default`` if it is
+    None, which are all that are ``known`` if that is None as well.
 
     Raises ConfigError listing the known names if one is unknown or given twice, or if the list is empty.
     ``where`` names the topology or task in the message; ``misfit`` returns why a name that is not ``known`` is none of
@@ -255,7 +263,7 @@ def choose(
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
     if wanted is None:
-        return known
+        return known if default is None else default
     names = dict.fromkeys(wanted)
     problems = []
     for name in names:

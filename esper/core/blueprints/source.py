@@ -78,8 +78,17 @@ PER_CHANNEL = (
 """Layers between two others in which each channel depends on itself only, so that more of them change no other.
 Activations are such as well, see :func:`is_elementwise`."""
 
-SHARES = {"widen_quarter": 0.25, "widen_half": 0.5, "widen_whole": 1.0}
+SHARES = {
+    "widen_quarter": 0.25,
+    "widen_half": 0.5,
+    "widen_whole": 1.0,
+    "widen_x4": 3.0,
+    "widen_x8": 7.0,
+}
 """Share of a layer's units by which a blueprint widens it."""
+
+LARGEST_OFFERED = 1.0
+"""Share of the largest widening that is offered without being named: larger ones decide a host's size in one step."""
 
 RANKS = {"lora_2": 2, "lora_8": 8, "lora_32": 32}
 """Rank of the change that a blueprint makes to a layer's weights."""
@@ -335,7 +344,18 @@ def register_in(registry: BlueprintRegistry) -> None:
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
             size = partial(_count, make)
-            registry.add(Blueprint(topology, name, words, make, size, True, zero_at_birth=True, obstacle=obstacle))
+            blueprint = Blueprint(
+                topology,
+                name,
+                words,
+                make,
+                size,
+                reads_source=True,
+                zero_at_birth=True,
+                obstacle=obstacle,
+                if_named=SHARES.get(name, 0) > LARGEST_OFFERED,
+            )
+            registry.add(blueprint)
     _register_deeper(registry)
 
 

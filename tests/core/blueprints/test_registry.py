@@ -128,6 +128,8 @@ def test_a_topology_without_blueprints_is_refused() -> None:
         GrowthVectorEnv(digits(), tiny_config(), blueprints=BlueprintRegistry())
     assert choose(None, ("a", "b"), "here") == ("a", "b")
     assert choose(("b",), ("a", "b"), "here") == ("b",)
+    assert choose(None, ("a", "b"), "here", default=("a",)) == ("a",)
+    assert choose(("b",), ("a", "b"), "here", default=("a",)) == ("b",)
 
 
 def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> None:

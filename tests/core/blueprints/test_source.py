@@ -210,11 +210,11 @@ def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("width", "wanted"),
     [
-        (3, (1, 2, 3)),
-        (1, (1, 1, 1)),
-        (16, (8, 8, 16)),
-        (64, (16, 32, 64)),
-        (10, (2, 5, 10)),
+        (3, (1, 2, 3, 9, 21)),
+        (1, (1, 1, 1, 3, 7)),
+        (16, (8, 8, 16, 48, 112)),
+        (64, (16, 32, 64, 192, 448)),
+        (10, (2, 5, 10, 30, 70)),
     ],
 )
 def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(
@@ -225,6 +225,18 @@ def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(
         tuple(source.units_of(share, layer) for share in source.SHARES.values())
         == wanted
     )
+
+
+def test_large_widenings_are_offered_only_by_name() -> None:
+    place = Place("r0c0", 4, True, (nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4)))
+    assert widenings(place) == ("widen_quarter", "widen_half", "widen_whole")
+    every = BLUEPRINTS.names("mlp", [place], if_named=True)
+    assert set(every) == set(source.SHARES)
+    for name, units in (("widen_x4", 3 * 64), ("widen_x8", 7 * 64)):
+        blueprint = BLUEPRINTS.get("mlp", name)
+        first, _, last = blueprint.body(place)
+        assert (first.out_features, last.in_features) == (units, units)
+        assert not last.weight.any()
 
 
 def test_equal_widenings_are_offered_once() -> None:
