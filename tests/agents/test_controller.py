@@ -5,8 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.controller import EnvView, NoGrowth, RandomController
+from esper.agents.controller import (
+    EnvView,
+    NoGrowth,
+    PerEnvController,
+    RandomController,
+)
+from esper.agents.heuristic import HeuristicController, PlateauController
+from esper.agents.plans import PlansController
+from esper.config import TrainingConfig
 from esper.core.action import HEADS, RELEVANT, Op
+from esper.env.planted_backend import SimParams
+from esper.run.rollout import EpisodeStats, play_round
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World, run
 from tests.core.spaces_helpers import one_observation
 from tests.env.planted_helpers import planted
@@ -72,3 +82,46 @@ def test_random_draws_of_an_env_do_not_depend_on_the_others() -> None:
         rows.append(among)
     assert any(not np.array_equal(row[0], row[1]) for row in rows)
     assert any(not np.array_equal(rows[0][0], row[0]) for row in rows)
+
+
+RULES = {
+    "heuristic": HeuristicController,
+    "plateau": PlateauController,
+    "plans": PlansController,
+}
+
+
+def played(
+    rule: type[PerEnvController], edits: int, law: SimParams | None = None
+) -> EpisodeStats:
+    config = {"env": {"edits_per_epoch": edits}, "plateau": {"margin": 50.0}}
+    env = planted(4, 30, law, **config)
+    parsed = TrainingConfig.parse(config)
+    return play_round(env, rule(env.action_spec, env.layout, 4, config=parsed), seed=0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_decides_once_before_an_epoch(name: str) -> None:
+    one, several = played(RULES[name], 1), played(RULES[name], 8)
+    assert one.fossils.any()
+    np.testing.assert_array_equal(several.committed, one.committed)
+    np.testing.assert_allclose(several.returns, one.returns, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["heuristic", "plans"])
+def test_a_rule_plants_all_seeds_that_have_no_stages_before_the_first_epoch(
+    name: str,
+) -> None:
+    law = SimParams(at_once=(True,) * 4, worth=((5.0, 5.0, 5.0, 5.0),) * 3)
+    births: dict[int, list[int]] = {}
+
+    class Noted(RULES[name]):  # type: ignore[misc]
+        def choose(self, env: int, view: EnvView) -> np.ndarray:
+            action = super().choose(env, view)
+            if action[0] == Op.GERMINATE:
+                births.setdefault(env, []).append(view.epoch)
+            return action  # type: ignore[no-any-return]
+
+    played(Noted, 8, law)
+    assert {epoch for epochs in births.values() for epoch in epochs} == {0}
+    assert max(map(len, births.values())) == 3

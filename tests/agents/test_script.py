@@ -54,6 +54,19 @@ def test_a_script_waits_for_its_epoch_for_the_mask_and_for_the_gate() -> None:
     assert world.ask(controller)[0] == "WAIT"
 
 
+def test_a_script_executes_all_entries_of_an_epoch_if_it_may() -> None:
+    controller = script(
+        {"epoch": 5, "op": "GERMINATE", "slot": "r0c1", "blueprint": "depthwise"},
+        {"epoch": 5, "op": "GERMINATE", "slot": "r1c0", "blueprint": "norm"},
+    )
+    world = World()
+    world.plateau(5)
+    assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
+    world.base["edits_left"] = 0.5
+    assert world.ask(controller) == ("GERMINATE", "r1c0", "norm")
+    assert world.ask(controller)[0] == "WAIT"
+
+
 def test_a_scripts_entries_of_one_slot_keep_their_order_and_do_not_hold_up_others() -> (
     None
 ):

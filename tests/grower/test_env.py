@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -45,7 +47,9 @@ def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_scor
         assert loop.grower.env.rules.baseline.accuracy == pytest.approx(expected)
 
 
-def grower_at_once(controller: OwnController | str) -> tuple[Grower, nn.Module]:
+def grower_at_once(
+    controller: OwnController | str, **env: Any
+) -> tuple[Grower, nn.Module]:
     """A Grower of a model with two places that can be wider."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -53,7 +57,13 @@ def grower_at_once(controller: OwnController | str) -> tuple[Grower, nn.Module]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Grower(
-        model, ["0 -> 2", "2 -> 4"], optimizer, controller, 6, example=torch.randn(4, 8)
+        model,
+        ["0 -> 2", "2 -> 4"],
+        optimizer,
+        controller,
+        6,
+        config={"env": env},
+        example=torch.randn(4, 8),
     ), model
 
 
@@ -71,7 +81,8 @@ def test_a_rule_plants_all_seeds_that_join_the_model_at_once_before_the_next_epo
     assert grower.epoch == 0
 
 
-def test_an_agent_acts_once_an_epoch() -> None:
+@pytest.mark.parametrize("edits", [1, 2, 8])
+def test_an_agent_takes_the_decisions_of_an_epoch(edits: int) -> None:
     class Agent:
         """Plants as the rule does, but is none."""
 
@@ -89,6 +100,14 @@ def test_an_agent_acts_once_an_epoch() -> None:
                 self.rule.load_memory_state,
             )
 
-    grower, _ = grower_at_once(Agent)  # type: ignore[arg-type]
+    grower, _ = grower_at_once(Agent, edits_per_epoch=edits)  # type: ignore[arg-type]
     step = grower.start(right)
-    assert [slot.stage for slot in step.slots.values()].count("FOSSILIZED") == 1
+    kept = [slot.stage for slot in step.slots.values()].count("FOSSILIZED")
+    assert kept == min(edits, 2)
+    env = grower.env
+    assert env is not None
+    assert env.state.trained[0], "the loop trains now"
+    assert env.state.edits[0] == kept
+    # The last one that may be taken is paid for with the epoch.
+    at_once = kept if edits > kept else kept - 1
+    assert env.state.edit_reward[0] == pytest.approx(-0.015 * at_once)
