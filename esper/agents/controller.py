@@ -164,7 +164,9 @@ class EnvView:
     @property
     def joined(self) -> bool:
         """True if the last action planted a seed that is a part of its host at once."""
-        if not self.value("last_op_germinate") or not self.value("last_op_succeeded"):
+        planted = self.value("last_op_germinate")
+        succeeded = self.value("last_op_succeeded")
+        if not planted or not succeeded:
             return False
         # Any other seed is in GERMINATED before its first epoch.
         stages = [self.stage(slot) for slot in self.spec.slots if self.age(slot) == 0]

@@ -94,7 +94,8 @@ class EpochLoop:
             trains: Bools = active & (~edits | used_up)
             state.trained[:] = trains
             state.write(trains, rolled_back=False)
-            if (active & ~trains).any():  # what the next mask and observation show
+            waiting = active & ~trains
+            if waiting.any():  # what the next mask and observation show
                 self._gates().update()
         return trains
 

@@ -179,7 +179,8 @@ class LoopEnv(SlotVectorEnv):
         for one another. An agent has learned how many decisions an epoch has.
         """
         while not self._trains(controller, observation):
-            self._pay(self.rules, ~self.done, np.zeros_like(self.done))  # nothing was trained
+            nothing = np.zeros_like(self.done)  # nothing was trained
+            self._pay(self.rules, ~self.done, nothing)
             observation = self._observe(self.rules)
         self.backend.train(~self.done, self.state)
 
@@ -190,10 +191,12 @@ class LoopEnv(SlotVectorEnv):
             self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         trains = self.loop.begin_epoch(accepted_actions(self, actions))
-        if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):
-            return bool(trains[0])
+        done = bool(trains[0])
+        germinates = int(actions[0, 0]) == Op.GERMINATE
+        if not germinates or not isinstance(controller, PerEnvController):
+            return done
         joined = int(self.state.slots.fossil.sum()) > kept
-        return bool(trains[0]) and not joined
+        return done and not joined
 
     def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""

@@ -109,7 +109,8 @@ class Rollout:
             )
         self.returns += self.discount * rewards
         # No time passes in a step that trains nothing.
-        self.discount *= np.where(info["trained"], env.config.reward.gamma, 1.0)
+        gamma = env.config.reward.gamma
+        self.discount *= np.where(info["trained"], gamma, 1.0)
         self.done = terminated | truncated
         self.seconds += time.perf_counter() - start
 

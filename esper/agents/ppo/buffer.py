@@ -118,9 +118,10 @@ def gae(
         gamma: the discount γ of an epoch.
         lam: λ of an epoch.
     """
-    nothing = torch.ones_like(rewards)
-    discounts = nothing.masked_fill(trained, gamma)
-    decays = nothing.masked_fill(trained, gamma * lam)
+    discounts = torch.ones_like(rewards)
+    decays = torch.ones_like(rewards)
+    discounts[trained] = gamma
+    decays[trained] = gamma * lam
     advantages = torch.zeros_like(rewards)
     following = torch.zeros_like(last_value)
     next_value = last_value

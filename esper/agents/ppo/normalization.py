@@ -158,8 +158,18 @@ class RewardNormalizer(RunningMeanStd):
         """
         running = torch.zeros_like(rewards[0])
         seen = []
-        discounts = torch.ones_like(rewards).masked_fill(trained, self.gamma)
-        for reward, discount, end, counts in zip(rewards, discounts, ends, valid & trained, strict=True):
+        # No time passes in a step that trains nothing.
+        discounts = torch.ones_like(rewards)
+        discounts[trained] = self.gamma
+        counted = valid & trained
+        steps = zip(
+            rewards,
+            discounts,
+            ends,
+            counted,
+            strict=True,
+        )
+        for reward, discount, end, counts in steps:
             running = running * discount + reward
             seen.append(running[counts])  # idle envs do not count
             running = torch.where(end, 0.0, running)
