@@ -6,16 +6,20 @@ from benchmarks.planted_score import planted_scale
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_backend import SimParams
 from esper.run.rollout import play_round
 
 HELD_OUT = 999
 
 
 def train(
-    env_steps: int, seed: int, config: TrainingConfig | None = None
+    env_steps: int,
+    seed: int,
+    config: TrainingConfig | None = None,
+    law: SimParams | None = None,
 ) -> tuple[PlantedVectorEnv, PPOAgent]:
-    """An agent trained for this number of env steps, in rounds of one episode in each env."""
-    env = PlantedVectorEnv(config)
+    """An agent trained for this number of epochs of envs, in rounds of one episode in each env."""
+    env = PlantedVectorEnv(config, law)
     agent = PPOAgent(
         env.action_spec, env.layout, env.num_envs, PPOConfig(), run_seed=seed
     )
@@ -56,6 +60,20 @@ def test_ppo_leaves_chance_and_waiting_behind() -> None:
     assert (
         reached(env, agent) > 0.6
     )  # chance gets -0.01, waiting 0 and the heuristic 0.08; seeds 0 to 3 get 0.8 to 1.3
+
+
+@pytest.mark.slow
+def test_ppo_learns_to_plant_in_all_slots_before_the_first_epoch() -> None:
+    """Seeds without stages, and eight decisions before each of five epochs: with one, waiting for the slots costs."""
+    reaches = []
+    for edits in (1, 8):
+        env = {"n_envs": 24, "episode_length": 5, "edits_per_epoch": edits}
+        law = SimParams(at_once=(True,) * 4)
+        config = TrainingConfig.parse({"env": env})
+        played, agent = train(env_steps=4_800, seed=0, config=config, law=law)
+        reaches.append(reached(played, agent))
+    print(f"returns {reaches}")
+    assert reaches[1] > reaches[0] + 0.05
 
 
 @pytest.mark.slow
