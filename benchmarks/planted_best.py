@@ -29,7 +29,7 @@ from esper.config import TrainingConfig
 from esper.core.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
 from esper.core.slots import Floats
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 
 Schedule = NDArray[np.int64]
 """One action per epoch, [T, 8]."""

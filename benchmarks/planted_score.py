@@ -11,7 +11,7 @@ from benchmarks.planted_best import best_return
 from esper.agents.controller import RandomController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from esper.agents.controller import EnvView, PerEnvController
-from esper.config import Durations
+from esper.config import ConfigError, Durations
 from esper.core.action import Op, nearest_tempo
 from esper.core.arrays import Ints
 from esper.core.stage import SeedStage
@@ -210,11 +210,40 @@ def _below(
     return view.slot(slot, name) < -errors * view.slot(slot, f"{name}_error")
 
 
+class NeedController(HeuristicController):
+    """Plants where need is largest, if it is above a threshold: where a layer's own weights cannot lower the loss.
+
+    Which seed is planted there, and whether it is blended, kept or removed, is decided as ``heuristic`` does.
+
+    Settings are in ``config.need`` and ``config.heuristic``. Raises ConfigError if need is not measured.
+    """
+
+    def prepare(self) -> None:
+        super().prepare()
+        if not self.config.env.need_every:
+            raise ConfigError("the controller need plants by what env.need_every measures: set it to 1 or more")
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        slots = self.spec.slots
+        vacant = all(view.stage(slot) is SeedStage.DORMANT for slot in slots)
+        if vacant and not any(view.slot(slot, "need_measured") for slot in slots):
+            raise ConfigError(
+                "the controller need found no need at any slot: it is measured where a layer reads another one, as at "
+                "r2 of CNNs, on data in memory; in a loop with esper.Grower, by grower.measure_need() before step()"
+            )
+        return super().choose(env, view)
+
+    def _possible(self, env: int, view: EnvView) -> list[tuple[str, str]]:
+        possible = _by_need(super()._possible(env, view), view)
+        return [(slot, name) for slot, name in possible if view.slot(slot, "need") > self.config.need.threshold]
+
+
 class PlateauController(HeuristicController):
     """Plants only at a plateau: when the best validation accuracy has not risen by more than a margin for a while.
 
-    A plateau begins anew with each seed that is planted, so that a seed is judged before the next one comes. Which seed
-    is planted, and whether it is blended, kept or removed, is decided as ``heuristic`` does.
+    A plateau begins anew with each seed that is planted, so that a seed is judged before the next one comes. Where need
+    is measured, the slot of the largest is planted in. Which seed is planted, and whether it is blended, kept or
+    removed, is decided as ``heuristic`` does.
 
     Settings are in ``config.plateau`` and ``config.heuristic``.
     """
@@ -249,3 +278,11 @@ class PlateauController(HeuristicController):
             return False
         risen = best[-1] - best[-1 - self.window]
         return risen <= self.margin and super()._may_plant(env, view)
+
+    def _possible(self, env: int, view: EnvView) -> list[tuple[str, str]]:
+        return _by_need(super()._possible(env, view), view)
+
+
+def _by_need(possible: list[tuple[str, str]], view: EnvView) -> list[tuple[str, str]]:
+    """Returns the slots and blueprints in the order of need, the largest first; without needs, in their order."""
+    return sorted(possible, key=lambda seed: view.slot(seed[0], "need"), reverse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.agents.controller import Controller, NoGrowth, PerEnvController, RandomController
-from esper.agents.heuristic import HeuristicController, PlateauController
+from esper.agents.heuristic import HeuristicController, NeedController, PlateauController
 from esper.agents.plans import PlansController
 from esper.agents.script import ScriptedController, read_schedule, schedule_file
 from esper.agents.spec import SAVED, ControllerSpec
@@ -86,6 +86,7 @@ RULES: dict[str, Callable[..., PerEnvController]] = {
     "plans": PlansController,
     "heuristic": HeuristicController,
     "plateau": PlateauController,
+    "need": NeedController,
     "random": RandomController,
     "none": NoGrowth,
 }
@@ -102,7 +103,7 @@ def make_controller(
 ) -> PerEnvController:
     """Makes one of ``RULES``, or a schedule. Raises ConfigError for an unknown name or an invalid schedule.
 
-    ``config`` has the settings of ``heuristic``, ``plateau`` and ``plans``; None: the defaults.
+    ``config`` has the settings of ``heuristic``, ``plateau``, ``need`` and ``plans``; None: the defaults.
     """
     if name in RULES:
         return RULES[name](spec, layout, n_envs, run_seed, config)

@@ -28,6 +28,7 @@ NAMES = (
     "plans",
     "heuristic",
     "plateau",
+    "need",
     "random",
     "none",
     "plans:RUN",

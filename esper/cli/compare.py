@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
 
-ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, plateau, schedule, schedule:FILE.toml, or
-one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one: ppo:RUN_FOLDER,
-plans:RUN_FOLDER, checkpoint:PATH, or pretrained, which comes with Esper. A control made for the hosts of another arm:
-static, bigger or same-compute. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as
+ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, plateau, need, schedule,
+schedule:FILE.toml, or one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one:
+ppo:RUN_FOLDER, plans:RUN_FOLDER, checkpoint:PATH, or pretrained, which comes with Esper. A control made for the hosts
+of another arm: static, bigger or same-compute. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as
 ppo:reward.mode=sparse; the same with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
 
 

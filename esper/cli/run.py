@@ -32,7 +32,7 @@ MAX_READ = 200_000_000
 @config_options
 @click.option(
     "--controller",
-    help="ppo, plans, plans:RUN, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, plateau, "
+    help="ppo, plans, plans:RUN, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, plateau, need, "
     "random, none, or one of your own, path.py:function.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")

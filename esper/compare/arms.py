@@ -40,6 +40,7 @@ def forms() -> str:
         "random",
         "heuristic",
         "plateau",
+        "need",
         "schedule",
         "ppo",
         "plans",

@@ -48,6 +48,14 @@ class PlateauConfig(Section):
     """Max rise of the best validation accuracy over a plateau, pp."""
 
 
+class NeedConfig(Section):
+    """Settings of the controller `need`, which takes all others from `heuristic`."""
+
+    threshold: NonNegative = 0.3
+    """Min need of a slot in which a seed is planted, as a share of the loss of a guess. Around it, doubling a layer of
+    `digits` gained 0.1 to 0.8 pp, and more above it (benchmarks/results/need.md)."""
+
+
 class PlansConfig(Section):
     """Settings of the bandit `plans`; shares are of the episode."""
 

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.agents.spec import ControllerSpec
-from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansConfig, PlateauConfig, PPOConfig
+from esper.config.controllers import (
+    ExperienceConfig,
+    HeuristicConfig,
+    NeedConfig,
+    PlansConfig,
+    PlateauConfig,
+    PPOConfig,
+)
 from esper.config.files import toml_text
 from esper.config.task import TaskConfig
 from esper.config.telemetry import AnomalyConfig, TrackConfig
@@ -47,7 +54,7 @@ class RunConfig(Section):
     controller: str = "ppo"
     """Controller that chooses actions: ppo (an agent that learns), plans (a bandit that learns), checkpoint:PATH (a
     trained agent), pretrained (an agent that comes with Esper), schedule (the one that comes with the task),
-    schedule:FILE.toml, heuristic, plateau, random, none, or one of your own, path.py:function."""
+    schedule:FILE.toml, heuristic, plateau, need, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default."""
     evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16
@@ -249,6 +256,7 @@ class TrainingConfig(Section):
     experience: ExperienceConfig = ExperienceConfig()
     heuristic: HeuristicConfig = HeuristicConfig()
     plateau: PlateauConfig = PlateauConfig()
+    need: NeedConfig = NeedConfig()
     plans: PlansConfig = PlansConfig()
     ppo: PPOConfig = PPOConfig()
     track: TrackConfig = TrackConfig()
@@ -274,6 +282,14 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"reward.mode = {self.reward.mode!r} divides losses by the standard deviation of the baseline's final "
                 f"loss over its hosts: env.baseline_episodes must be 2 or more, not {self.env.baseline_episodes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _need_is_measured(self) -> Self:
+        if self.run.controller == "need" and not self.env.need_every:
+            raise ValueError(
+                "run.controller is need, which plants by what env.need_every measures: set it to 1 or more"
             )
         return self
 

@@ -173,8 +173,7 @@ class Gatherer:
         for experience, saved in zip(self.experiences, state["experiences"], strict=True):
             experience.load_state_dict(saved)
         for name in self.ARRAYS:
-            if name in state["arrays"]:  # earlier versions had no merged seeds
-                getattr(self, name)[:] = state["arrays"][name].numpy()
+            getattr(self, name)[:] = state["arrays"][name].numpy()
 
 
 def _remember(last: Floats, measured: Floats, slots: Slots) -> None:

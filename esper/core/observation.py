@@ -22,6 +22,8 @@ LIMIT = 1e4
 class FeatureKind(Enum):
     CONTINUOUS = "continuous"
     """Normalised by the agent."""
+    FIXED = "fixed"
+    """On a scale of its own, that of no host's: the agent reads it as it is."""
     FLAG = "flag"
     """0 or 1."""
     INDEX = "index"
@@ -37,24 +39,49 @@ class Feature:
     meaning: str
 
 
-HISTORY = 5
-"""Number of past epochs of validation loss and accuracy in the observation."""
+HISTORY = 3
+"""Number of past epochs whose validation losses and accuracies are kept, for slopes."""
+SLOPES = (1, HISTORY)
+"""Epochs over which slopes are taken."""
 
 C = FeatureKind.CONTINUOUS
+FIXED = FeatureKind.FIXED
 FLAG = FeatureKind.FLAG
 INDEX = FeatureKind.INDEX
 
+# Chance is the loss of a guess, ln(classes); if that is unknown, the first validation loss takes its place.
 BASE: tuple[Feature, ...] = (
     Feature("epoch", C, "epochs done / horizon"),
     # A fraction does not identify the last action if episode lengths differ.
     Feature("epochs_left", C, "symlog of the epochs that are left"),
     Feature("edits_left", C, "decisions other than WAIT that are left before this epoch, fraction"),
-    Feature("train_loss", C, "symlog of the training loss of the epoch"),
-    Feature("validation_loss", C, "symlog of the validation loss"),
+    # Known before the first epoch, but for what grows.
+    Feature("epochs", FIXED, "log2 of the epochs of the episode, / 10"),
+    Feature("updates_left", FIXED, "log2 of 1 + steps of the optimizer that are left, / 10; 0 if unknown"),
+    Feature("updates_known", FLAG, "the number of steps in an epoch is known"),
+    Feature("samples", FIXED, "log2 of the number of training samples, / 10; 0 if unknown"),
+    Feature("samples_per_parameter", FIXED, "log2 of training samples per parameter of the host, / 10; 0 if unknown"),
+    Feature("samples_known", FLAG, "the number of training samples is known"),
+    Feature("host_parameters", FIXED, "log2 of the parameters of the host, merged seeds included, / 10"),
+    Feature("first_parameters", FIXED, "log2 of the parameters of the host before it grew, / 10"),
+    Feature("host_flops", FIXED, "log2 of 1 + operations of a forward pass of the first host, a sample, / 20"),
+    Feature("inputs", FIXED, "log2 of the numbers in a sample's inputs, / 10; 0 if unknown"),
+    Feature("classes", FIXED, "log2 of the number of classes, / 10; 0 for other targets, or if unknown"),
+    Feature("chance_known", FLAG, "the loss of a guess is known"),
+    Feature("learning_rate", FIXED, "log2 of the first learning rate, / 10; 0 if unknown"),
+    Feature("price", FIXED, "symlog of the price of a host's doubling that lasts the whole episode, pp"),
+    # Measured after each epoch.
+    Feature("train_loss", C, "symlog of training loss of the epoch / chance; 1 before symlog is a guess"),
+    Feature("train_loss_left", C, "symlog of training loss of the epoch / first validation loss"),
     Feature("train_accuracy", C, "training accuracy of the epoch, fraction"),
+    Feature("train_measured", FLAG, "training loss and accuracy were measured"),
+    Feature("validation_loss", C, "symlog of validation loss / chance"),
+    Feature("validation_loss_left", C, "symlog of validation loss / first validation loss"),
     Feature("validation_accuracy", C, "validation accuracy, everything on, fraction"),
-    *(Feature(f"loss_{i}_ago", C, f"symlog of the validation loss {i} epochs ago") for i in range(1, HISTORY + 1)),
-    *(Feature(f"accuracy_{i}_ago", C, f"validation accuracy {i} epochs ago, fraction") for i in range(1, HISTORY + 1)),
+    Feature("loss_gap", C, "symlog of (validation minus training loss) / chance"),
+    Feature("accuracy_gap", C, "training minus validation accuracy, fraction"),
+    *(Feature(f"loss_slope_{n}", C, f"rise of validation loss / chance, per epoch, over {n}, symlog") for n in SLOPES),
+    *(Feature(f"accuracy_slope_{n}", C, f"rise of validation accuracy, per epoch, over {n}, fraction") for n in SLOPES),
     Feature("best_accuracy", C, "best validation accuracy of the episode, fraction"),
     Feature("epochs_since_best", C, "epochs since the best / horizon"),
     *(Feature(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
@@ -62,26 +89,17 @@ BASE: tuple[Feature, ...] = (
     Feature("gates_passed", C, "slots whose next gate is passed / slots"),
     Feature("last_op_succeeded", FLAG, "the last action was executed, not refused"),
     Feature("rolled_back", FLAG, "the governor rolled back in the last epoch"),
-    Feature("host_parameters", C, "ln(1 + parameters of the host) / 10"),
     Feature("added_parameters", C, "parameters of all seeds / budget"),
     Feature("fossil_parameters", C, "parameters of fossils / budget"),
-    Feature("host_flops", C, "ln(1 + operations of a forward pass of the host, a sample) / 20"),
-    Feature("added_flops", C, "ln(1 + operations of all seeds / those of the host)"),
+    Feature("added_flops", C, "ln(1 + operations of all seeds / those of the first host)"),
     Feature("rent", C, "rent paid this epoch, times the horizon"),
     Feature("seeds_left", C, "seeds left under the cap / cap"),
     Feature("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
+    Feature("committed_loss", C, "symlog of validation loss with fossils only / chance"),
     Feature("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
-    Feature("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
-    Feature("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
-    # Losses in the unit of the rewards: standard deviations (sd) of the no-growth baseline's final loss.
-    Feature("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
-    Feature("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
-    Feature("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
-    Feature("baseline_loss", C, "symlog of the no-growth loss at this epoch, sd"),
-    Feature("baseline_loss_next", C, "symlog of the no-growth loss at the next epoch, sd"),
+    Feature("all_off_loss", C, "symlog of validation loss with every seed off / chance"),
     Feature("rollbacks", C, "rollbacks used / allowed"),
     Feature("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
-    Feature("potential", C, "stored potential of the reward"),
     Feature("experience", C, "ln(1 + episodes that the experience is of)"),
     Feature("worth_scale", C, "symlog of the typical worth of a seed by that experience, pp"),
 )
@@ -114,16 +132,24 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("gate_score", C, "fraction of the next gate's checks that hold"),
     Feature("gate_passed", FLAG, "the next gate would open"),
     Feature("fading", FLAG, "the seed is being removed"),
+    Feature("width", FIXED, "log2 of the units of the layer that grows here, of other places of the channels, / 10"),
+    Feature("width_ratio", FIXED, "log2 of that width / the one before the host grew"),
+    Feature("need", C, "need / chance, when last measured"),
+    Feature("need_measured", FLAG, "need was measured here"),
+    Feature("merges", C, "log2 of 1 + seeds that became a part of the host here"),
+    Feature("since_merge", C, "epochs since the last of them did / horizon; 0 without any"),
+    Feature("merge_gain", C, "validation accuracy minus that at the last merge, clamped to 10 pp, / 10; 0 without any"),
     Feature("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
 )
 
 PER_CHOICE: tuple[Feature, ...] = (
     Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
-    Feature("profit", C, "that worth minus the rent of such a seed for a whole episode, in typical worths"),
+    Feature("profit", C, "that worth minus the price of such a seed, in typical worths"),
     Feature("pays", FLAG, "the profit is above 0"),
     Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),
     Feature("worth_error", C, "posterior standard deviation of the worth, in typical worths"),
     Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),
+    Feature("price", FIXED, "symlog of what the reward takes for such a seed in a whole episode, pp of final accuracy"),
     Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
     Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),
     Feature("flops_share", C, "ln(1 + operations of such a seed / those of the host)"),

@@ -7,11 +7,11 @@ import numpy as np
 from esper.core.action import Op
 from esper.core.arrays import Float32s
 from esper.core.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
-from esper.core.observation import HISTORY, KINDS, ObservationLayout, clamp_pp, symlog
-from esper.core.reward_terms import RewardState, rent_price, rent_rate
-from esper.core.slots import Floats, Slots
+from esper.core.observation import KINDS, SLOPES, ObservationLayout, clamp_pp, symlog
+from esper.core.reward_terms import RewardState, rent_rate
+from esper.core.slots import Floats, Ints
 from esper.core.stage import STAGES
-from esper.core.state import EnvState, EpisodeRules
+from esper.core.state import MIN_LOSS, EnvState, EpisodeRules
 
 # Fields of slots by how they are observed. The layout replaces NaN (not measured) by 0.
 AS_THEY_ARE = (
@@ -45,61 +45,100 @@ def observe(
     gatherer: Gatherer,
 ) -> Float32s:
     """Returns the observations of all envs, float32 [E, size]; ``seen`` is what rewards read of the same state."""
-    base = _base(state, seen, rules)
-    base["experience"] = np.log1p(gatherer.episodes)
-    base["worth_scale"] = symlog(gatherer.scale)
-    return layout.vectors(base, _slots(state.slots, rules), _choices(gatherer, rules))
+    base = {
+        **_known(state, rules),
+        **_measured(state, rules),
+        **_grown(state, seen, rules),
+        "experience": np.log1p(gatherer.episodes),
+        "worth_scale": symlog(gatherer.scale),
+    }
+    return layout.vectors(base, _slots(state, rules), _choices(gatherer, rules))
 
 
-def _base(
+def _known(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+    """Returns what is known of the training before its first epoch, for the host as it is now."""
+    setting = rules.setting
+    first = rules.choices.host_parameters
+    parameters = first + state.slots.merged_parameters.sum(axis=1)
+    left = np.float64(rules.horizon) - state.epoch
+    per_parameter = setting.samples / parameters
+    return {
+        "epoch": state.epoch / rules.horizon,
+        "epochs_left": symlog(left),
+        "edits_left": np.maximum(1 - state.edits / rules.config.env.edits_per_epoch, 0),
+        "epochs": _log2(rules.horizon) / 10,
+        "updates_left": np.log2(1 + setting.updates * left) / 10,
+        "updates_known": np.float64(setting.updates > 0),
+        "samples": _log2(setting.samples) / 10,
+        "samples_per_parameter": _log2(per_parameter) / 10,
+        "samples_known": np.float64(setting.samples > 0),
+        "host_parameters": _log2(parameters) / 10,
+        "first_parameters": _log2(first) / 10,
+        "host_flops": np.log2(1 + np.float64(rules.choices.host_flops)) / 20,
+        "inputs": _log2(setting.inputs) / 10,
+        "classes": _log2(setting.classes) / 10,
+        "chance_known": np.float64(setting.classes > 1),
+        "learning_rate": _log2(setting.learning_rate) / 10,
+        "price": symlog(rules.price_of_doubling),
+    }
+
+
+def _log2(x: Floats | Ints | float) -> Floats:
+    """Returns the binary logarithm, and 0 for what is unknown, 0."""
+    values = np.asarray(x, dtype=np.float64)
+    return np.log2(np.where(values > 0, values, 1.0))
+
+
+def _measured(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+    """Returns losses, accuracies and how they change."""
+    chance = rules.chance(state.first_loss)
+    start = np.maximum(np.abs(state.first_loss), MIN_LOSS)
+    trained = state.train_measured
+    values = {
+        "train_loss": symlog(state.train_loss / chance),
+        "train_loss_left": symlog(state.train_loss / start),
+        "train_accuracy": state.train_accuracy / 100,
+        "train_measured": trained,
+        "validation_loss": symlog(state.loss / chance),
+        "validation_loss_left": symlog(state.loss / start),
+        "validation_accuracy": state.accuracy / 100,
+        "loss_gap": np.where(trained, symlog((state.loss - state.train_loss) / chance), 0.0),
+        "accuracy_gap": np.where(trained, (state.train_accuracy - state.accuracy) / 100, 0.0),
+        "best_accuracy": state.best_accuracy / 100,
+        "epochs_since_best": state.epochs_since_best / rules.horizon,
+        "committed_accuracy": state.committed / 100,
+        "committed_loss": symlog(state.committed_loss / chance),
+        "all_off_accuracy": state.all_off / 100,
+        "all_off_loss": symlog(state.all_off_loss / chance),
+    }
+    for epochs in SLOPES:
+        ago = epochs - 1
+        values[f"loss_slope_{epochs}"] = symlog((state.loss - state.loss_ago[:, ago]) / chance / epochs)
+        values[f"accuracy_slope_{epochs}"] = (state.accuracy - state.accuracy_ago[:, ago]) / 100 / epochs
+    return values
+
+
+def _grown(
     state: EnvState,
     seen: RewardState,
     rules: EpisodeRules,
 ) -> dict[str, Floats]:
+    """Returns what has grown, what it costs, and how the last action and the governor went."""
     slots = state.slots
     config = rules.config
-    horizon = rules.horizon
-    choices = rules.choices
     added_flops = rules.added_flops(slots)
-    # Fractions, and logarithms of what has no bound.
     values = {
-        "epoch": state.epoch / horizon,
-        "epochs_left": symlog(np.float64(horizon) - state.epoch),
-        "edits_left": np.maximum(1 - state.edits / config.env.edits_per_epoch, 0),
-        "train_loss": symlog(state.train_loss),
-        "validation_loss": symlog(state.loss),
-        "train_accuracy": state.train_accuracy / 100,
-        "validation_accuracy": state.accuracy / 100,
-        "best_accuracy": state.best_accuracy / 100,
-        "epochs_since_best": state.epochs_since_best / horizon,
         "gates_passed": slots.gate_passed.mean(axis=1),
         "last_op_succeeded": state.succeeded,
         "rolled_back": state.rolled_back,
-        "host_parameters": np.log1p(choices.host_parameters) / 10,
         "added_parameters": slots.added_parameters / rules.budget,
         "fossil_parameters": seen.fossil_parameters / rules.budget,
-        "host_flops": np.log1p(choices.host_flops) / 20,
-        "added_flops": np.log1p(choices.in_hosts(added_flops)),
+        "added_flops": np.log1p(rules.choices.in_hosts(added_flops)),
         "rent": rent_rate(seen.weighted_share, config.reward),
         "seeds_left": 1 - slots.living.sum(axis=1) / config.env.max_seeds,
-        "committed_accuracy": state.committed / 100,
-        "all_off_accuracy": state.all_off / 100,
-        "baseline_accuracy": seen.baseline / 100,
-        "baseline_next": rules.baseline_at(state.epoch, ahead=1) / 100,
-        "loss_lead": symlog(seen.baseline_loss - seen.loss),
-        "committed_loss_lead": symlog(seen.baseline_loss - seen.committed_loss),
-        "all_off_loss_lead": symlog(seen.baseline_loss - seen.all_off_loss),
-        "baseline_loss": symlog(seen.baseline_loss),
-        "baseline_loss_next": symlog(rules.baseline_loss_at(state.epoch, ahead=1)),
         "rollbacks": state.rollbacks / config.governor.max_rollbacks,
         "anomaly_pending": state.anomaly_pending,
-        "potential": state.potential,
     }
-    losses = symlog(state.loss_ago)
-    accuracies = state.accuracy_ago / 100
-    for i in range(HISTORY):
-        values[f"loss_{i + 1}_ago"] = losses[:, i]
-        values[f"accuracy_{i + 1}_ago"] = accuracies[:, i]
     for stage in STAGES:
         values[f"count_{stage.name.lower()}"] = (slots.stage == stage).mean(axis=1)
     for op in Op:
@@ -107,8 +146,10 @@ def _base(
     return values
 
 
-def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
+def _slots(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+    slots = state.slots
     steady = slots.steady
+    widths = rules.present.widths
     direction = np.copysign(1.0, slots.alpha_target - slots.alpha_start)
     progress = slots.alpha_done / np.maximum(slots.alpha_steps, 1)
     flops = rules.present.flops_of(slots)
@@ -120,6 +161,13 @@ def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
         "contribution_measured": ~np.isnan(slots.contribution),
         "parameters": np.log1p(slots.parameters) / 10,
         "flops": np.log1p(rules.choices.in_hosts(flops)),
+        "width": _log2(widths) / 10,
+        "width_ratio": _log2(widths) - _log2(rules.choices.widths),
+        "need": slots.need / rules.chance(state.first_loss)[:, None],
+        "need_measured": ~np.isnan(slots.need),
+        "merges": np.log2(1 + slots.merges),
+        "since_merge": np.where(slots.merges > 0, (state.epoch[:, None] - slots.last_merge) / rules.horizon, 0.0),
+        "merge_gain": clamp_pp(state.accuracy[:, None] - slots.accuracy_at_merge),
         "blueprint": 1.0 + slots.blueprint,
     }
     for stage in STAGES:
@@ -138,8 +186,8 @@ def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
     choices = rules.present
     # In typical worths of the env's experience.
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
-    share = rules.share(choices.parameters, choices.flops)
-    profit = gatherer.seen[..., WORTH] - rent_price(share, rules.config.reward)
+    price = rules.price(choices.parameters, choices.flops)
+    profit = gatherer.seen[..., WORTH] - price
     profit = np.where(choices.parameters > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
     values = {
         "worth": worths[..., WORTH],
@@ -148,6 +196,7 @@ def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
         "worth_mean": worths[..., MEAN],
         "worth_error": worths[..., ERROR],
         "kept": np.log1p(gatherer.seen[..., KEPT]),
+        "price": symlog(price),
         "size": np.log1p(choices.parameters) / 10,
         "size_share": np.log1p(choices.parameters / choices.host_parameters),
         "flops_share": np.log1p(choices.in_hosts(choices.flops)),

@@ -57,6 +57,25 @@ MODES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def price_of(
+    share: Floats | float,
+    of_budget: Floats | float,
+    config: RewardConfig,
+) -> Floats:
+    """Returns the rise of final accuracy that makes up for what a mode takes for seeds kept all episode long, pp.
+
+    ``share`` is the size of each seed, of which it is the only one, in sizes of the host, see ``EpisodeRules.share``;
+    ``of_budget`` is its parameters as a share of the budget.
+    """
+    names = MODES[config.mode]
+    paid = np.zeros(np.shape(share))
+    if "rent" in names:
+        paid = paid + terms.rent_rate(share, config)
+    if "fossil_cost" in names:
+        paid = paid + config.sparse_parameter_cost * np.asarray(of_budget)
+    return np.asarray(config.benefit_scale * paid)
+
+
 class Reward:
     """Rewards of E envs: computes the terms of its mode and keeps the previous step's potential Φ between calls.
 

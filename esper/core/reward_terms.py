@@ -105,14 +105,6 @@ def rent_rate(share: Value, config: RewardConfig) -> Floats:
     return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
 
 
-def rent_price(share: Value, config: RewardConfig) -> Floats:
-    """Returns the rise of final accuracy that makes up for the rent of a seed in a whole episode, pp.
-
-    ``share`` are the sizes of seeds in sizes of the host, each of which is the only one there.
-    """
-    return config.benefit_scale * rent_rate(share, config)
-
-
 def stage_potential(
     state: RewardState,
     config: RewardConfig,

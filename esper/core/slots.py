@@ -134,6 +134,8 @@ class Slots(Arrays):
     """Number of seeds of the slot that have become a part of their host's layers in this episode."""
     last_merge: Ints = field(metadata={**INT, "empty": -1})
     """Epoch of the last merge, -1 before it."""
+    accuracy_at_merge: Floats = field(metadata=MEASURED)
+    """Validation accuracy of the host at the last merge, pp; NaN before it."""
     merged_parameters: Ints = field(metadata=INT)
     """Number of parameters that the host has gained by these merges."""
     merged_flops: Floats = field(metadata=FLOAT)
@@ -192,7 +194,7 @@ class Slots(Arrays):
         return np.where(IS_ON[self.stage], self.alpha, 0.0)
 
 
-GROWN = ("merges", "last_merge", "merged_parameters", "merged_flops")
+GROWN = ("merges", "last_merge", "accuracy_at_merge", "merged_parameters", "merged_flops")
 """Fields of Slots that tell what a slot has grown in its host; they stay when its seed goes."""
 
 MEASUREMENTS = (

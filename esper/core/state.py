@@ -5,6 +5,7 @@ E envs, S slots.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,23 +17,14 @@ from torch import Tensor
 
 from esper.config import TrainingConfig
 from esper.core.observation import HISTORY
+from esper.core.reward_modes import price_of
 from esper.core.reward_terms import RewardState
 from esper.core.slots import FLAG, FLOAT, INT, MEASURED, Arrays, Bools, Floats, Ints, Slots
 
-ADDED = (
-    "need",
-    "gradient_norm",
-    "gradient_health",
-    "vanishing",
-    "exploding",
-    "edited",
-    "edits",
-    "edit_reward",
-    "trained",
-)
-"""Arrays that checkpoints of earlier versions may lack."""
 MIN_STD = 1e-3
 """Min standard deviation of the final loss."""
+MIN_LOSS = 1e-6
+"""Min size of a loss that others are divided by."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +90,12 @@ class EnvState(Arrays):
     """True if the last step trained an epoch."""
     train_loss: Floats = field(metadata=FLOAT)
     train_accuracy: Floats = field(metadata=FLOAT)
+    train_measured: Bools = field(metadata=FLAG)
+    """Whether these two were measured; they are 0 if not."""
     loss: Floats = field(metadata=FLOAT)
     """Validation loss with everything on."""
+    first_loss: Floats = field(metadata=FLOAT)
+    """That of the untrained host, or of the first validation."""
     accuracy: Floats = field(metadata=FLOAT)
     committed: Floats = field(metadata=FLOAT)
     """Accuracy with fossils only."""
@@ -129,11 +125,15 @@ class EnvState(Arrays):
     total_reward: Floats = field(metadata=FLOAT)
 
 
+OF_HOSTS = ("parameters", "flops", "widths")
+"""Arrays of Choices that change while a host grows."""
+
+
 @dataclass(frozen=True)
 class Choices:
     """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints.
 
-    Of several hosts that have grown since, those of seeds are [E, S, B].
+    Of several hosts that have grown since, those of seeds are [E, S, B], and widths [E, S].
     """
 
     host_parameters: int
@@ -144,6 +144,8 @@ class Choices:
     fit."""
     flops: Floats
     """Floating-point operations of a forward pass of such a seed, a sample, [S, B]."""
+    widths: Ints
+    """Units of the layer that grows in each slot, or channels where none does, [S]."""
     kinds: Floats
     """The kind of each blueprint, [B, kinds]; see ``esper.core.observation.KINDS``."""
 
@@ -163,13 +165,30 @@ class Choices:
         return np.where(slots.occupied, of_seed, 0.0)
 
     def of_envs(self, envs: int) -> Choices:
-        """Returns the same with sizes and costs that may differ between envs, [E, S, B]."""
-        shape = (envs, *self.parameters.shape)
-        return replace(
-            self,
-            parameters=np.broadcast_to(self.parameters, shape).copy(),
-            flops=np.broadcast_to(self.flops, shape).copy(),
-        )
+        """Returns the same with sizes and costs that may differ between envs, [E, S, B], and widths [E, S]."""
+        copies: dict[str, Any] = {name: np.stack([getattr(self, name)] * envs) for name in OF_HOSTS}
+        return replace(self, **copies)
+
+    def put(self, envs: Bools | int, sizes: Choices) -> None:
+        """Overwrites the sizes of ``envs`` in a copy of :meth:`of_envs` with those of another host."""
+        for name in OF_HOSTS:
+            getattr(self, name)[envs] = getattr(sizes, name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of the training of a host before its first epoch; 0 for what is not."""
+
+    samples: int = 0
+    """Number of training samples."""
+    updates: float = 0
+    """Number of steps of the optimizer in an epoch."""
+    inputs: int = 0
+    """Number of values in the inputs of a sample."""
+    classes: int = 0
+    """Number of classes, if the loss is cross-entropy."""
+    learning_rate: float = 0.0
+    """The optimizer's first rate, before any schedule."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +202,7 @@ class EpisodeRules:
     """Those of a new host."""
     offers: Choices | None = None
     """Those of seeds in the hosts of all envs as they are now; None: hosts stay as they were."""
+    setting: Setting = Setting()
 
     @property
     def present(self) -> Choices:
@@ -218,6 +238,29 @@ class EpisodeRules:
         if reward.rent_in == "flops":
             return self.choices.in_hosts(flops)
         return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
+
+    def price(self, parameters: Floats | Ints, flops: Floats) -> Floats:
+        """Returns the rise of final accuracy that makes up for what the reward takes for such a seed in an episode, pp.
+
+        That is so if it is the only one, and is there from the first epoch on.
+        """
+        return price_of(
+            self.share(parameters, flops),
+            parameters / self.budget,
+            self.config.reward,
+        )
+
+    @property
+    def price_of_doubling(self) -> float:
+        """The price of a seed that is as large as the first host, pp."""
+        choices = self.choices
+        return float(self.price(np.array(choices.host_parameters), np.array(choices.host_flops)))
+
+    def chance(self, first_loss: Floats) -> Floats:
+        """Returns the loss of a guess, [E]; where that is unknown, the size of the first loss takes its place."""
+        if self.setting.classes > 1:
+            return np.full_like(first_loss, math.log(self.setting.classes))
+        return np.maximum(np.abs(first_loss), MIN_LOSS)
 
     @cached_property
     def _accuracies(self) -> Floats:

@@ -94,16 +94,18 @@ def merge(
     parameters: Ints,
     flops: Floats,
     epoch: Ints,
+    accuracy: Floats,
 ) -> None:
     """Frees the slots of fossils that have become a part of their host's layers, which gained these sizes [E, S].
 
-    ``epoch`` [E, 1] is the number of epochs trained.
+    ``epoch`` [E, 1] is the number of epochs trained, ``accuracy`` [E, 1] that of the host, pp.
     """
     _check(slots, where, SeedStage.DORMANT)
     slots.write(
         where,
         merges=slots.merges + 1,
         last_merge=epoch,
+        accuracy_at_merge=accuracy,
         merged_parameters=slots.merged_parameters + parameters,
         merged_flops=slots.merged_flops + flops,
     )

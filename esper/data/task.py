@@ -185,6 +185,11 @@ class Task:
         return self.objective.counts(self.validation.y)
 
     @property
+    def guessed(self) -> int | None:
+        """Number of classes, if ln of it is the loss of a guess: if the loss is cross-entropy."""
+        return self.classes if self.loss == "cross_entropy" else None
+
+    @property
     def score_shown(self) -> ScoreUnit:
         """Display format of the score in reports: accuracy in per cent, others in a unit of their own."""
         score = self.score

@@ -28,10 +28,8 @@ class Merge:
     """Number of parameters that the host gained by each, [S]."""
     flops: Floats
     """Operations of a forward pass, a sample, that it gained by each, [S]."""
-    offered: Ints
-    """Number of parameters of each seed that could be planted now, [S, B]; 0 where it does not fit."""
-    offered_flops: Floats
-    """Operations of a forward pass of such a seed, a sample, [S, B]."""
+    now: Choices
+    """Sizes of the host as it is, and of the seeds that could be planted in it."""
 
 
 def sizes_now(hosts: Any) -> list[Choices]:
@@ -49,12 +47,10 @@ def offers_now(
 
     ``first`` are those of a new host.
     """
-    offers.parameters[:] = first.parameters
-    offers.flops[:] = first.flops
+    offers.put(np.ones(len(offers.widths), dtype=np.bool_), first)
     if slots.merges.any():
         for env, now in enumerate(backend.map_hosts(sizes_now)):
-            offers.parameters[env] = now.parameters
-            offers.flops[env] = now.flops
+            offers.put(env, now)
 
 
 class Backend(ABC):

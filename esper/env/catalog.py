@@ -16,6 +16,7 @@ from esper.config import ConfigError
 from esper.core.action import ActionSpec
 from esper.core.blend import gate_parameters
 from esper.core.blueprints import Blueprint, BlueprintRegistry, choose
+from esper.core.blueprints.source import width_at
 from esper.core.place import Features, Place
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices
@@ -136,6 +137,7 @@ class BlueprintCatalog:
             host_flops=counter.get_total_flops() / len(sample),
             parameters=self.parameters(),
             flops=self.flops(features),
+            widths=self.widths(),
             kinds=kinds,
         )
 
@@ -150,6 +152,11 @@ class BlueprintCatalog:
         for s, b, recipe, place in self._seeds:
             sizes[s, b] = _size(recipe, place)
         return sizes
+
+    def widths(self) -> Ints:
+        """Returns the number of units of the layer that grows in each slot, or of channels where none does, [S]."""
+        by_name = {place.name: width_at(place) for place in self.places}
+        return np.array([by_name[slot] for slot in self.spec.slots], dtype=np.int64)
 
     def flops(self, features: Mapping[str, Features]) -> Floats:
         """Returns the operations of a forward pass of each blueprint's body in each slot, a sample, [S, B].

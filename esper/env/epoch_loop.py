@@ -137,7 +137,14 @@ class EpochLoop:
             where[row] = merge.slots
             parameters[row] = merge.parameters
             flops[row] = merge.flops
-        transitions.merge(slots, where, parameters, flops, state.epoch[:, None])
+        transitions.merge(
+            slots,
+            where,
+            parameters,
+            flops,
+            state.epoch[:, None],
+            state.accuracy[:, None],
+        )
         if self.reporter is not None:
             self.reporter.merged()
         return merges
@@ -170,7 +177,7 @@ class EpochLoop:
             loss_ago=state.loss[:, None],
             accuracy_ago=state.accuracy[:, None],
         )
-        state.write(starting, best_accuracy=state.accuracy)
+        state.write(starting, best_accuracy=state.accuracy, first_loss=state.loss)
         self.best_by_epoch[starting, 0] = state.accuracy[starting]
         self._gates().update()
 

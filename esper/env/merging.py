@@ -63,14 +63,7 @@ class Merger:
             flops[s] = after.host_flops - before.host_flops
         if not slots.any():
             return None
-        now = self.sizes_of(training)
-        return Merge(
-            slots,
-            parameters,
-            flops,
-            now.parameters,
-            now.flops,
-        )
+        return Merge(slots, parameters, flops, self.sizes_of(training))
 
     def sizes_of(self, training: HostTraining) -> Choices:
         """Returns the sizes of a host and of its possible seeds; hosts with equal layers have the same."""

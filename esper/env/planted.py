@@ -14,7 +14,8 @@ from esper.config.resolved import ResolvedConfig
 from esper.core.blueprints import choose
 from esper.core.gather import Gatherer
 from esper.core.state import Baseline
-from esper.env.planted_backend import PlantedBackend, SimParams
+from esper.env.planted_backend import PlantedBackend
+from esper.env.planted_law import SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.telemetry.span import Spans
 
@@ -70,6 +71,7 @@ class PlantedVectorEnv(SlotVectorEnv):
             self.backend,
             Spans(marks=config.run.mark_phases),
             law.choices,
+            law.setting,
             autoreset_mode,
         )
         # Envs of one world share their experience.

@@ -27,8 +27,8 @@ from esper.core.observation import LIMIT, ObservationLayout
 from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
-from esper.core.slots import GROWN, Bools, Floats, Ints
-from esper.core.state import ADDED, Baseline, Choices, EpisodeRules, copied, reward_state
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, reward_state
 from esper.env.backend import Backend, offers_now
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
@@ -90,6 +90,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         backend: Backend,
         spans: Spans,
         choices: Choices,
+        setting: Setting,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         emit: Callable[[Event], None] | None = None,
     ) -> None:
@@ -102,6 +103,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.choices = checked(choices, config)
         self.offers = choices.of_envs(config.env.n_envs)
         """The sizes of seeds in the hosts of all envs as they are now."""
+        self.setting = setting
         self.num_envs = config.env.n_envs
         self.horizon = config.env.episode_length
         self.loop = EpochLoop(
@@ -172,7 +174,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
-            self.rules = EpisodeRules(self.config, self.baseline, self.horizon, self.choices, self.offers)
+            self.rules = EpisodeRules(self.config, self.baseline, self.horizon, self.choices, self.offers, self.setting)
         return self.rules
 
     @abstractmethod
@@ -223,8 +225,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for name, arrays in changing_arrays(self).items():
             saved = state["arrays"][name]
             for key, values in arrays.items():
-                if key in saved or key not in (*GROWN, *ADDED):  # earlier versions did not have them
-                    values[...] = saved[key].numpy()
+                values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
         offers_now(self.offers, self.choices, self.backend, self.state.slots)
         self.gatherer.load_state_dict(state["experience"])
@@ -303,8 +304,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
         blueprints = self.state.slots.blueprint.copy()
         for env, merge in self.loop.merge().items():
-            self.offers.parameters[env] = merge.offered
-            self.offers.flops[env] = merge.offered_flops
+            self.offers.put(env, merge.now)
             of_env = np.arange(self.num_envs) == env
             self.gatherer.merge(merge.slots & of_env[:, None], blueprints)
 
@@ -381,8 +381,7 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     env.reward.reset(starting)
     for term in env.reward_terms.values():
         term[starting] = 0.0
-    env.offers.parameters[starting] = env.choices.parameters
-    env.offers.flops[starting] = env.choices.flops
+    env.offers.put(starting, env.choices)
     env.loop.start(starting, env.run_seed)
     normals = partial(worth_normals, env.run_seed, env.choices.parameters.size)
     env.gatherer.start(starting, env.state.episode, normals)

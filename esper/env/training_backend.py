@@ -204,6 +204,7 @@ class EnvHost:
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
         state.train_loss[row] = 0.0
         state.train_accuracy[row] = 0.0
+        state.train_measured[row] = count > 0
         if count:
             state.train_loss[row] = loss_sum / count
             state.train_accuracy[row] = training.task.points * right / count
@@ -318,9 +319,7 @@ class TrainingBackend(Backend):
         self.hosts = []
         for row, training in enumerate(trainer.hosts):
             task = training.task
-            # The loss of a guess is known for classes only.
-            classes = task.classes if task.loss == "cross_entropy" else None
-            governor = Governor(training.config.governor, training.durations, classes)
+            governor = Governor(training.config.governor, training.durations, task.guessed)
             self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row, grows=governed))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)

@@ -13,7 +13,7 @@ from esper.config import TrainingConfig
 from esper.config.resolved import HostTrainingConfig
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.slots import Floats
-from esper.core.state import Baseline, EpisodeRules
+from esper.core.state import Baseline, EpisodeRules, Setting
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.catalog import BlueprintCatalog
@@ -21,6 +21,8 @@ from esper.env.no_growth import measure_baseline
 from esper.env.rank_hosts import RankedBackend
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.hosts.example import tensors_in
+from esper.hosts.inputs import Inputs
 from esper.ops import _native
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
@@ -37,6 +39,22 @@ from esper.training.rng import seeded
 
 def ignore(_event: object) -> None:
     pass
+
+
+def setting_of(
+    task: Task,
+    config: HostTrainingConfig,
+    sample: Inputs,
+) -> Setting:
+    """Returns what is known of the training of the hosts of ``task``, of which ``sample`` is a batch."""
+    values = sum(tensor.numel() for tensor in tensors_in(sample))
+    return Setting(
+        samples=task.samples,
+        updates=config.task.samples_per_epoch // config.task.batch_size,
+        inputs=values // len(sample),
+        classes=task.guessed or 0,
+        learning_rate=config.task.learning_rate,
+    )
 
 
 class GrowthVectorEnv(SlotVectorEnv):
@@ -113,6 +131,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.backend,
             spans,
             choices,
+            setting_of(task, config, first.sample),
             autoreset_mode,
             None if emit is ignore else self._emit,
         )

@@ -19,7 +19,7 @@ from esper.agents.ppo.policy import Policy
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 
-FORMAT = 6
+FORMAT = 7
 MARK = b"Esper checkpoint, format "
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -153,7 +153,10 @@ def _checked(content: bytes) -> bytes:
         raise ValueError("it does not begin with the header of an Esper checkpoint")
     if head != b"%s%d" % (MARK, FORMAT):
         written = head[len(MARK) :][:20].decode(errors="replace")
-        raise ValueError(f"it has format {written}, but this version of Esper reads format {FORMAT}")
+        raise ValueError(
+            f"it has format {written}, but this version of Esper reads format {FORMAT}, with other entries of the env; "
+            "start the run again, or continue it with the version that wrote it"
+        )
     # The first line end ends the checksum; further ones are part of the payload.
     digest, _, saved = rest.partition(b"\n")
     if hashlib.sha256(saved).hexdigest().encode() != digest:

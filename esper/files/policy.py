@@ -33,7 +33,7 @@ from esper.files import checkpoint
 from esper.files.atomic import write_atomic
 from esper.telemetry.text import plain
 
-FORMAT = 4
+FORMAT = 5
 SUFFIX = ".safetensors"
 HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""
@@ -283,7 +283,10 @@ def _read(file: Path, name: str) -> SavedPolicy:
         values = json.loads(header[HEADER])
         number = values.get("format") if isinstance(values, dict) else None
         if number != FORMAT:
-            raise ValueError(f"it has format {number}, but this version of Esper reads format {FORMAT}")
+            raise ValueError(
+                f"it has format {number}, but this version of Esper reads format {FORMAT}, whose agents see other "
+                "entries of the env; train the agent again with `esper run`"
+            )
         facts = Facts.model_validate(values)
         config = TrainingConfig.parse(facts.config)
         _check_tensors(tensors, facts, config)

@@ -163,6 +163,8 @@ class LoopBackend(Backend):
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.warnings = LoopWarnings(points)
+        self.training: tuple[float, float] | None = None
+        """Mean loss and score of the batches of the last epoch; None if they are not known."""
         self.host = LoopHost(hooks, groups)
         self.governor: Governor | None = None
         """Rolls a bad model back; None if it is not governed."""
@@ -275,6 +277,10 @@ class LoopBackend(Backend):
     def measure(self, active: Bools, state: EnvState) -> None:
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         self.host.epoch = int(state.epoch[0])
+        loss, score = self.training or (0.0, 0.0)
+        state.train_loss[0] = loss
+        state.train_accuracy[0] = self.points * score
+        state.train_measured[0] = self.training is not None
         record_validation(state, 0, self.counterfactual)
         packed = self.gradient_stats.packed().cpu()
         summaries = self.gradient_stats.summaries(packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
 from esper.core.action import Op
 from esper.core.arrays import Float32s
-from esper.core.state import Baseline, Choices, EpisodeRules, copied
+from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied
 from esper.data.rng import kept_generators
-from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of
+from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import Trace
@@ -131,6 +131,7 @@ class LoopEnv(SlotVectorEnv):
             is then measured; None without such a loop.
         emit: receives events of what happens.
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
+        setting: what is known of the training.
     """
 
     rules: EpisodeRules
@@ -142,6 +143,7 @@ class LoopEnv(SlotVectorEnv):
         baseline: tuple[float, ...] | None,
         emit: Callable[[Event], None],
         counted: Counted | None,
+        setting: Setting,
     ) -> None:
         self.backend: LoopBackend = backend
         config = backend.config
@@ -151,9 +153,10 @@ class LoopEnv(SlotVectorEnv):
             host_flops=host_flops,
             parameters=backend.catalog.parameters(),
             flops=seed_flops.numpy(),
+            widths=backend.catalog.widths(),
             kinds=backend.catalog.kinds(config.env.at_once),
         )
-        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, emit=emit)
+        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, setting, emit=emit)
         self.configure(learns=False)  # one episode
         self.known = baseline
         self.removed: dict[str, str] = {}
@@ -167,7 +170,7 @@ class LoopEnv(SlotVectorEnv):
 
     def begin(self) -> Float32s:
         """Validates the model for the first time; returns the observation [1, size]."""
-        self.loop.start(np.ones(1, dtype=np.bool_), self.run_seed)
+        start_episodes(self, np.ones(1, dtype=np.bool_))
         self._remember()
         return self._observe(self.rules)
 
@@ -198,6 +201,14 @@ class LoopEnv(SlotVectorEnv):
         joined = int(self.state.slots.fossil.sum()) > kept
         return done and not joined
 
+    def note_updates(self, updates: int) -> None:
+        """Remembers the number of steps in an epoch, which a loop shows when one is over."""
+        self._know(replace(self.setting, updates=updates))
+
+    def _know(self, setting: Setting) -> None:
+        self.setting = setting
+        self.rules = replace(self.rules, setting=setting)
+
     def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""
         idle = self.done.copy()
@@ -212,6 +223,7 @@ class LoopEnv(SlotVectorEnv):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["without_seeds"] = copied(self.without_seeds)
+        state["setting"] = asdict(self.setting)
         state["counted"] = (self.choices.host_flops, copied(self.choices.flops))
         state["removed"] = dict(self.removed)
         return state
@@ -220,6 +232,7 @@ class LoopEnv(SlotVectorEnv):
         self.without_seeds[...] = state["without_seeds"].numpy()
         self.removed = dict(state["removed"])
         super().load_state_dict(state)
+        self._know(Setting(**state["setting"]))
         self.rules = replace(self.rules, baseline=self._curve())
         return self._observe(self.rules), info_of(self, self.rules, self.done)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from esper.agents.controller import Controller
 from esper.agents.make import OwnController, controller_for, loaded
@@ -21,6 +23,7 @@ from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.place import Place
+from esper.core.state import Setting
 from esper.grower.backend import LoopBackend
 from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, require_reached
 from esper.grower.gradients import Ranks, plain_model
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 """Format of a Grower's state."""
 
 
@@ -93,6 +96,9 @@ class Grower:
         callbacks: receive every event.
         folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
         example: a few inputs of the model, for ``sites="auto"``.
+        samples: number of training samples, or their DataLoader; None: trained agents do not know it.
+        classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
+            with the first one.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
@@ -123,6 +129,8 @@ class Grower:
         averages: Iterable[nn.Module] | None = None,
         example: Any = None,
         scaler: torch.amp.GradScaler | None = None,
+        samples: object = None,
+        classes: int | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
@@ -131,6 +139,7 @@ class Grower:
         followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
         _check_numbers(horizon, baseline, points)
+        self._setting = _setting_of(samples, classes)
         _check_incubation(incubation, ranks)
         self.model = model
         self.horizon = horizon
@@ -185,10 +194,12 @@ class Grower:
         probe_untrained(self.hooks, evaluate)
         return self._decide(evaluate)
 
-    def step(self, evaluate: Evaluate) -> GrowthStep:
+    def step(self, evaluate: Evaluate, training: tuple[float, float] | None = None) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
 
         ``evaluate`` is called once for each network that is compared, such as the model without one of its seeds.
+        ``training`` are the mean loss and score of the epoch's training batches, which trained agents compare with
+        those of ``evaluate``; None: they do not know them.
 
         Raises:
             RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
@@ -197,14 +208,22 @@ class Grower:
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
         _require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
-        return self._decide(evaluate, epochs=1)
+        return self._decide(evaluate, 1, training)
 
-    def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
+    def _decide(
+        self,
+        evaluate: Evaluate,
+        epochs: int = 0,
+        training: tuple[float, float] | None = None,
+    ) -> GrowthStep:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
         env = self._opened()
         # One decision followed each earlier epoch, and one came before the first if the loop was started early.
         decisions = self.epoch + self.started * epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
+        env.backend.training = training
+        if epochs:
+            env.note_updates(self.groups.steps - self._steps_before)
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
         self._steps_before = self.groups.steps
@@ -326,7 +345,8 @@ class Grower:
         if counted is None:
             infer_layouts(self.hooks)
         backend = LoopBackend(self.hooks, self.groups, self.blueprints, self.config, self.points, self.governed)
-        env = LoopEnv(backend, self._baseline, self._emit, counted)
+        setting = replace(self._setting, inputs=self.hooks.passes.inputs, learning_rate=self.groups.first_rate)
+        env = LoopEnv(backend, self._baseline, self._emit, counted, setting)
         self.env = env
         self.controller: Controller = controller_for(self._loaded_controller, self.config, env, env.run_seed)
         self.controller.begin()
@@ -350,6 +370,7 @@ def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
     chosen = {
         "n_envs": 1,
         "episode_length": decisions,
+        "need_every": 1,  # by :meth:`Grower.measure_need`
         "incubation": "ste",
         "slots": None,
         "at_once": env.at_once is not False,
@@ -360,7 +381,10 @@ def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
 def _check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
     """Raises ConfigError for the state of another Grower."""
     if state.get("format") != FORMAT:
-        raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
+        raise ConfigError(
+            f"the state has format {state.get('format')}; this version reads {FORMAT}: continue with the version that "
+            "saved it, or start again"
+        )
     if "env" not in state:
         return
     saved = state["env"]["hosts"]["channels"]
@@ -400,6 +424,22 @@ def _require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, in
             f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
             "requires_grad_(False) on its parameters"
         )
+
+
+def _setting_of(samples: object, classes: int | None) -> Setting:
+    """Reads what a loop says of its training. Raises ConfigError for a number that does not fit."""
+    updates = 0
+    count = samples
+    if isinstance(samples, DataLoader):
+        try:
+            updates = len(samples)
+            count = len(samples.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise ConfigError("samples is a DataLoader whose data has no length; pass the number of samples") from None
+    for name, value, least in (("samples", count, 1), ("classes", classes, 2)):
+        if value is not None and (not isinstance(value, Integral) or value < least):
+            raise ConfigError(f"{name} is {value!r}; it is a number of {least} or more, or None if it is not known")
+    return Setting(samples=int(count or 0), updates=updates, classes=int(classes or 0))  # type: ignore[call-overload]
 
 
 def _check_numbers(

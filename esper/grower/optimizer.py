@@ -221,6 +221,17 @@ class SeedGroups:
         return parameters
 
     @property
+    def first_rate(self) -> float:
+        """Learning rate, before its schedule, of the group with the most parameters; 0 for a rate that is not set."""
+
+        def elements(group: Group) -> int:
+            return sum(parameter.numel() for parameter in group["params"])
+
+        group = max(host_groups(self.optimizer), key=elements)
+        rate = group.get("initial_lr")
+        return float(group["lr"] if rate is None else rate) if group["lr"] is not None else 0.0
+
+    @property
     def groups(self) -> dict[str, Group]:
         """Groups of seeds by slot name; ``optimizer.load_state_dict`` replaces the dicts."""
         by_label = {group[SLOT]: group for group in self.optimizer.param_groups if SLOT in group}

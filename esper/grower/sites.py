@@ -91,6 +91,14 @@ class PassHook:
         if model.training and not self.shadow:
             self.before_training()
 
+    @property
+    def inputs(self) -> int:
+        """Number of values in the inputs of a sample of the last training pass; 0 before it, or without inputs."""
+        tensors = [tensor for tensor in tensors_in(self.last) if tensor.dim()]
+        if not tensors or not len(tensors[0]):
+            return 0
+        return sum(tensor.numel() for tensor in tensors) // len(tensors[0])
+
     def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
         self._inside = False
 

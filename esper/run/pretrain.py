@@ -25,7 +25,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
 from esper.core.blueprints.source import MERGED
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import CHANCE, SimParams
+from esper.env.planted_law import CHANCE, SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.run.rollout import play_round
 
@@ -69,6 +69,8 @@ def practice_env(
         kinds=tuple(map(tuple, choices.kinds.tolist())),
         gate_parameters=0,
         host_parameters=env.host_parameters,
+        width=int(choices.widths.max()),
+        setting=rules.setting,
         curve=tuple(curve.tolist()),
         unknown=ppo.practice_unknown,
         world_envs=ppo.practice_world_envs,

@@ -63,11 +63,6 @@ class World:
             validation_loss=symlog(loss),
         )
         self.base["epochs_left"] = float(symlog(LAYOUT.horizon - epoch))
-        for ago in range(1, 6):
-            self.base[f"accuracy_{ago}_ago"], self.base[f"loss_{ago}_ago"] = (
-                accuracy,
-                symlog(loss),
-            )
 
     def stage(self, slot: str) -> SeedStage:
         return next(

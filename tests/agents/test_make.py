@@ -18,7 +18,7 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
     for name in ("schedule:", "ppo", "Random"):
         with pytest.raises(
             ConfigError,
-            match="plans, heuristic, plateau, random, none, plans:RUN, schedule",
+            match="plans, heuristic, plateau, need, random, none, plans:RUN, schedule",
         ):
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)
 

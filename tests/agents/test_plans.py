@@ -7,7 +7,7 @@ from esper.agents.plans import PlansController
 from esper.config import TrainingConfig
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 from tests.agents.control_helpers import World
 

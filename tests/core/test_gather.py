@@ -11,7 +11,7 @@ from esper.config import TrainingConfig
 from esper.core.gather import MEAN, WORTH
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 
 LAW = SimParams(noise=0.1, paired_noise=0.1)

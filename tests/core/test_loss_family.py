@@ -20,7 +20,8 @@ from esper.core.slots import Bools
 from esper.core.stage import SeedStage
 from esper.core.state import Baseline, EnvState
 from esper.env.epoch_loop import EpochLoop
-from esper.env.planted_backend import PlantedBackend, SimParams
+from esper.env.planted_backend import PlantedBackend
+from esper.env.planted_law import SimParams
 from esper.telemetry.span import Spans
 
 BASELINE = Baseline(

@@ -23,7 +23,7 @@ from esper.core.blueprints import BLUEPRINTS
 from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft

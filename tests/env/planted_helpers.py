@@ -11,7 +11,7 @@ from esper.agents.controller import Controller
 from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 
 Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
 

@@ -13,7 +13,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import (

@@ -19,7 +19,7 @@ from esper.core.stage import SeedStage as S
 from esper.core.state import Choices, EpisodeRules
 from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from tests.core.grown import made
 from tests.core_helpers import flat_baseline, rig
 
@@ -35,7 +35,12 @@ def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> EpisodeR
     """Two blueprints, one that is small and computes much, and one that is large and computes little."""
     flops = np.array([[900.0, 100.0]] * slots)
     choices = Choices(
-        100, host_flops, np.array([[10, 80]] * slots), flops, np.zeros((2, 6))
+        100,
+        host_flops,
+        np.array([[10, 80]] * slots),
+        flops,
+        np.full(slots, 6),
+        np.zeros((2, 6)),
     )
     return EpisodeRules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
 
@@ -82,7 +87,9 @@ def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:
     with rig(env={"slots": ["r0", "r2"]}) as world:
         choices = world.env.choices
         assert choices.host_flops == HOST_FLOPS
-        assert world.value("host_flops") == pytest.approx(math.log1p(HOST_FLOPS) / 20)
+        assert world.value("host_flops") == pytest.approx(
+            math.log2(1 + HOST_FLOPS) / 20
+        )
         assert world.value("added_flops") == world.value("r0c0/flops") == 0
         shown = world.value("r0c0/conv_light/flops_share")
         assert shown == pytest.approx(math.log1p(2 * 9 * 3 * 3 * 64 / HOST_FLOPS))

@@ -61,6 +61,35 @@ def test_a_kept_widening_becomes_a_part_of_its_layers_and_its_slot_is_free() -> 
         assert world.of_kind(EpochCompleted)[1].parameters == parameters + 130
 
 
+def test_a_controller_sees_how_wide_a_layer_is_how_often_it_grew_and_what_that_brought() -> (
+    None
+):
+    with rig(env=MERGES) as world:
+        assert world.value("r2c0/width") == pytest.approx(np.log2(3) / 10)
+        world.do("GERMINATE", "r2c0", "widen_half")
+        merged = float(world.env.state.accuracy[0])
+        world.step()
+        gained = float(world.env.state.accuracy[0]) - merged
+        expected = {
+            "width": np.log2(5) / 10,
+            "width_ratio": np.log2(5 / 3),
+            "merges": 1.0,
+            "since_merge": 1 / 8,
+            "merge_gain": np.clip(gained, -10, 10) / 10,
+        }
+        seen = {name: world.value(f"r2c0/{name}") for name in expected}
+        assert seen == pytest.approx(expected, abs=1e-6)
+        first = world.training().host.parameter_count - 130
+        assert world.value("host_parameters") == pytest.approx(
+            np.log2(first + 130) / 10
+        )
+        assert world.value("first_parameters") == pytest.approx(np.log2(first) / 10)
+        for name in ("width_ratio", "merges", "since_merge", "merge_gain"):
+            assert world.value(f"r2c1/{name}") == 0
+        world.reset(options={"reset_mask": np.ones(1, dtype=np.bool_)})
+        assert world.value("r2c0/width_ratio") == world.value("r2c0/merges") == 0
+
+
 def test_by_default_kept_seeds_stay_beside() -> None:
     with rig(env={**MERGES, "merge": False}) as world:
         world.do("GERMINATE", "r2c0", "widen_half")

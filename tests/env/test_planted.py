@@ -18,7 +18,7 @@ from esper.core.stage import SeedStage
 from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 from tests.env.planted_helpers import life, planted, play
 

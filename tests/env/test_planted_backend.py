@@ -12,7 +12,8 @@ from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.core.stage import SeedStage
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import PlantedBackend, SimParams
+from esper.env.planted_backend import PlantedBackend
+from esper.env.planted_law import SimParams
 from tests.env.planted_helpers import life, planted, play
 
 QUIET = SimParams(noise=0.0, paired_noise=0.0)

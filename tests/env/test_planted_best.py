@@ -14,7 +14,7 @@ from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.core.reward_modes import MODES
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import play_round
 
 HORIZON = 24

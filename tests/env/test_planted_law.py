@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from esper.agents.controller import NoGrowth
 from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from tests.env.planted_helpers import life, planted, play
 
 QUIET = SimParams(noise=0.0, paired_noise=0.0)

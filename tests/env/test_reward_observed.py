@@ -1,4 +1,5 @@
-"""Every reward follows from the observations before and after the step, by separate arithmetic."""
+"""Every reward follows from the observations before and after the step and from the hosts left alone, by separate
+arithmetic."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from esper.agents.controller import Controller, RandomController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import Durations, RewardConfig, TrainingConfig
 from esper.core.reward_modes import MODES
+from esper.core.state import Baseline
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
 from tests.core_helpers import DAMAGE, rig
@@ -37,14 +39,26 @@ class Seen:
     def __call__(self, name: str) -> Floats:
         return self.observation[:, self.env.layout.index[name]]
 
-    def lead(self, of: str = "validation") -> Floats:
-        """Accuracy above the baseline, pp."""
-        return 100 * (self(f"{of}_accuracy") - self("baseline_accuracy"))
+    @property
+    def epoch(self) -> NDArray[np.int64]:
+        return np.rint(self("epoch") * self.env.horizon).astype(np.int64)
 
-    def nats(self, name: str) -> Floats:
-        """Inverse of symlog."""
-        value = self(name)
-        return np.sign(value) * np.expm1(np.abs(value))
+    def lead(self, of: str = "validation") -> Floats:
+        """Accuracy above that of hosts left alone, pp."""
+        return 100 * self(f"{of}_accuracy") - np.array(self.alone.accuracy)[self.epoch]
+
+    @property
+    def alone(self) -> Baseline:
+        assert self.env.baseline is not None
+        return self.env.baseline
+
+    def loss_lead(self, of: str = "validation") -> Floats:
+        """Loss below that of hosts left alone, in standard deviations of their final one."""
+        symlog = self(f"{of}_loss")
+        nats = np.sign(symlog) * np.expm1(np.abs(symlog)) * np.log(10)
+        nats = np.minimum(nats, max(self.alone.loss))
+        ahead = np.array(self.alone.loss)[self.epoch] - nats
+        return np.asarray(ahead / self.alone.final_loss_std)
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -67,23 +81,25 @@ class Seen:
         return total
 
 
+def potential_of(seen: Seen, config: RewardConfig, dwell: int) -> Floats:
+    """The potential [E] of a moment that is no end."""
+    names = MODES[config.mode]
+    potential = np.zeros(len(seen.ended))
+    if "stage_potential" in names:
+        potential += config.stage_potential * seen.climb(dwell)
+    if "contribution_potential" in names:
+        helped = seen("validation_accuracy") - seen("all_off_accuracy")
+        potential += config.contribution_potential * 100 * helped
+    if "loss_contribution_potential" in names:
+        helped = seen.loss_lead() - seen.loss_lead("all_off")
+        potential += config.loss_contribution_potential * helped
+    return potential
+
+
 def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Floats:
     """The reward [E] of the step between two observations."""
     c, ended = config, after.ended
     names = MODES[c.mode]
-    potential = np.zeros(len(ended))
-    if "stage_potential" in names:
-        potential += c.stage_potential * after.climb(dwell)
-    if "contribution_potential" in names:
-        potential += (
-            c.contribution_potential
-            * 100
-            * (after("validation_accuracy") - after("all_off_accuracy"))
-        )
-    if "loss_contribution_potential" in names:
-        potential += c.loss_contribution_potential * (
-            after.nats("loss_lead") - after.nats("all_off_loss_lead")
-        )
     waited, germinated = after("last_op_wait") == 1, after("last_op_germinate") == 1
     refused = after("last_op_succeeded") == 0
     # A germination costs the same when it fails, as on a host that is broken.
@@ -93,7 +109,7 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
     paid: dict[str, Callable[[], Floats]] = {
         "benefit": lambda: ended * after.lead("committed") / c.benefit_scale,
         "loss_benefit": lambda: (
-            ended * after.nats("committed_loss_lead") / c.loss_benefit_scale
+            ended * after.loss_lead("committed") / c.loss_benefit_scale
         ),
         "fossil_cost": lambda: (
             ended * -c.sparse_parameter_cost * after("fossil_parameters")
@@ -106,7 +122,8 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
         "action_cost": lambda: -np.where(waited, 0.0, cost),
         "governor": lambda: -c.rollback_penalty * after("rolled_back"),
     }
-    shaping = c.gamma * np.where(ended, 0.0, potential) - before("potential")
+    potential = np.where(ended, 0.0, potential_of(after, c, dwell))
+    shaping = c.gamma * potential - potential_of(before, c, dwell)
     return shaping + sum(paid[name]() for name in names if name in paid)
 
 
@@ -133,7 +150,7 @@ def follow(
         expected = np.where(
             running, reward(before, after, env.config.reward, dwell), 0.0
         )
-        # float32 in the observation; symlog keeps seven digits of the logarithm
+        # The observation is float32, and the sd of losses may be a thousandth of them.
         np.testing.assert_allclose(expected, rewards, rtol=1e-4, atol=1e-4)
         moved |= {
             name
@@ -185,21 +202,3 @@ def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) ->
             MODES[mode]
         ) <= moved
         assert world.host(0).governor.rollbacks == 3
-
-
-@pytest.mark.trap(23)
-def test_the_baseline_of_the_next_epoch_is_seen_one_epoch_ahead() -> None:
-    env = planted("loss_shaped")
-    observation, _ = env.reset(seed=0)
-    for _ in range(env.horizon):
-        before = Seen(env, observation)
-        observation = env.step(np.zeros((6, 8), dtype=np.int64))[0]
-        after = Seen(env, observation)
-        for now, ahead in (
-            ("baseline_accuracy", "baseline_next"),
-            ("baseline_loss", "baseline_loss_next"),
-        ):
-            np.testing.assert_array_equal(after(now), before(ahead))
-        assert (before("baseline_loss") > after("baseline_loss")).all(), (
-            "the law's loss falls all the time"
-        )

@@ -21,7 +21,7 @@ from esper.agents.make import controller_for
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.rollout import play_round
@@ -154,7 +154,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 6",
+        "but this version of Esper reads format 7",
     ),
     "another content": (
         sealed({"round": 1})[:-1] + b"x",

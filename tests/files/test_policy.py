@@ -194,8 +194,12 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
         "it has format 99, but this version of",
     ),
-    "nothing beside the format": (
+    "the format of other entries": (
         safetensors.torch.save({}, {HEADER: '{"format": 4}'}),
+        "whose agents see other entries of the env; train the agent again",
+    ),
+    "nothing beside the format": (
+        safetensors.torch.save({}, {HEADER: '{"format": 5}'}),
         "slots: Field required",
     ),
 }

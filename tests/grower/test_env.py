@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from esper.agents.heuristic import HeuristicController
 from esper.agents.make import OwnController
+from esper.config import ConfigError
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
+from tests.core_helpers import EASY_GATES, Rig, digits, rig
 from tests.grower.loops import Loop, same, stages, weights
 
 
@@ -111,3 +116,97 @@ def test_an_agent_takes_the_decisions_of_an_epoch(edits: int) -> None:
     # The last one that may be taken is paid for with the epoch.
     at_once = kept if edits > kept else kept - 1
     assert env.state.edit_reward[0] == pytest.approx(-0.015 * at_once)
+
+
+class Mirror:
+    """A loop whose model is always what the host of ``world`` is, which trains as its epochs do."""
+
+    def __init__(self, world: Rig, **known: Any) -> None:
+        self.world = world
+        self.model = nn.Sequential(*copy.deepcopy(world.training().host.segments))  # type: ignore[arg-type]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.grower = Grower(
+            self.model,
+            {"r0c0": "0", "r1c0": "1", "r0c1": "2", "r1c1": "3"},
+            self.optimizer,
+            "none",
+            world.env.horizon,
+            topology="cnn",
+            config={"env": {"at_once": False, "gates": EASY_GATES}},
+            **known,
+        )
+
+    def follow(self) -> None:
+        """Trains two steps that change no weight, and takes over the host's."""
+        for _ in range(2):
+            self.model.train()
+            self.optimizer.zero_grad()
+            (self.model(digits().train.x[:32]).sum() * 0).backward()
+            self.optimizer.step()
+        state = self.world.training().host.segments.state_dict()  # type: ignore[operator, union-attr]
+        self.model.load_state_dict(state)
+
+    def evaluate(self, model: nn.Module) -> Any:
+        data = digits().validation
+        logits = model.eval()(data.x)
+        right = (logits.argmax(1) == data.y).float()
+        return right, functional.cross_entropy(logits, data.y, reduction="none")
+
+    def observation(self) -> np.ndarray[Any, Any]:
+        env = self.grower.env
+        assert env is not None
+        assert env.layout.entries == self.world.env.layout.entries
+        return env._observe(env.rules)[0]
+
+
+def test_a_model_in_a_loop_shows_what_it_shows_as_a_host_in_training() -> None:
+    with rig(horizon=5, env={"need_every": 0}) as world:
+        world.env.configure(learns=False)  # worths are not drawn
+        world.reset(seed=0)
+        loop = Mirror(world, samples=len(digits().train.y), classes=10)
+        loop.grower.start(loop.evaluate)
+        first = loop.observation()
+        for name in ("updates_left", "updates_known"):  # no epoch has shown them
+            place = world.env.layout.index[name]
+            assert first[place] == 0
+            first[place] = world.observation[0, place]
+        np.testing.assert_allclose(first, world.observation[0], rtol=1e-4, atol=1e-4)
+        for _ in range(4):
+            world.step()
+            loop.follow()
+            now = world.measurement()
+            accuracy = float(world.env.state.train_accuracy[0]) / 100
+            loop.grower.step(loop.evaluate, training=(now.train_loss, accuracy))
+            np.testing.assert_allclose(
+                loop.observation(), world.observation[0], rtol=1e-4, atol=1e-4
+            )
+        read = world.env.layout.index
+        known = ("samples_known", "updates_known", "chance_known", "train_measured")
+        assert [world.observation[0, read[name]] for name in known] == [1.0] * 4
+
+
+def test_what_a_loop_does_not_say_is_marked_as_unknown() -> None:
+    with rig(horizon=5) as world:
+        loop = Mirror(world)
+        loop.follow()
+        loop.grower.step(loop.evaluate)
+        seen = loop.observation()
+        read = world.env.layout.index
+        unknown = ("samples", "samples_known", "classes", "chance_known")
+        unknown += ("train_loss", "train_measured", "loss_gap", "accuracy_gap")
+        assert [seen[read[name]] for name in unknown] == [0.0] * 8
+        assert seen[read["validation_loss"]] == pytest.approx(np.log(2))  # the first
+
+
+def test_the_number_of_samples_is_that_of_a_loader() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(40, 2))
+    with rig(horizon=5) as world:
+        loader = torch.utils.data.DataLoader(data, batch_size=16)
+        loop = Mirror(world, samples=loader)
+        loop.grower.start(loop.evaluate)
+        assert loop.grower.env is not None
+        assert loop.grower.env.setting.samples == 40
+        assert loop.grower.env.setting.updates == 3
+        for wrong in (0, 2.5, "many"):
+            with pytest.raises(ConfigError, match="samples is"):
+                Mirror(world, samples=wrong)

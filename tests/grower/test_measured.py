@@ -168,7 +168,7 @@ def test_observations_hold_no_number_that_was_not_measured() -> None:
     def read(name: str) -> float:
         return float(env.layout.read(observation, name))
 
-    assert [read(name) for name in ("all_off_accuracy", "all_off_loss_lead")] == [
+    assert [read(name) for name in ("all_off_accuracy", "all_off_loss")] == [
         0.0,
         0.0,
     ]

@@ -23,7 +23,7 @@ State = tuple[Tensor, Tensor]
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
-CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "elementwise")
+CHOICE_INPUTS = ("profit", "pays", "price", "size", "size_share", "layers", "spatial", "elementwise")
 """Inputs of the network about a seed that could be planted. It does not read how sure a worth is: rewards end with an
 episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
 drawn from the posterior; a policy that acts on draws explores as much as there is to learn (Thompson 1933)."""

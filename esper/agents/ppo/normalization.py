@@ -80,7 +80,7 @@ class ObservationStatistics(RunningMeanStd):
 
     Each base entry has its own mean and variance; each slot entry has one, pooled over all slots, and so has each entry
     of a (slot, blueprint). So there are as many of them for any number of slots and blueprints. ``count`` counts
-    observations. Flags and indices are not normalised.
+    observations. Only continuous entries are normalised.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class ObservationStatistics(RunningMeanStd):
         super().__init__(len(kinds), device, config)
         self.clip = config.observation_clip
         self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
+        self.index = torch.tensor([kind is FeatureKind.INDEX for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, size]; N = 0 changes nothing."""
@@ -107,8 +108,8 @@ class ObservationStatistics(RunningMeanStd):
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32.
 
-        An entry that has never varied is 0: nothing was learned of it, so a policy must not act on it when it meets
-        another value, such as the size of another host.
+        An entry that has never varied, except an index, is 0: nothing was learned of it, so a policy must not act on it
+        when it meets another value, such as the size of another host.
         """
         _, _, choices = split(x, self.slots)
         blueprints = choices.shape[-2]
@@ -124,10 +125,10 @@ class ObservationStatistics(RunningMeanStd):
 
         mean = like_x(self.mean.float())
         std = like_x(torch.sqrt(self.var + MIN_VARIANCE).float())
-        varies = like_x(self.var > MIN_VARIANCE)
+        kept = like_x((self.var > MIN_VARIANCE) | self.index)
         scaled = ((x - mean) / std).clamp(-self.clip, self.clip)
-        scaled = torch.where(varies, scaled, 0.0)
-        return torch.where(like_x(self.continuous), scaled, x)
+        values = torch.where(like_x(self.continuous), scaled, x)
+        return torch.where(kept, values, 0.0)
 
 
 class RewardNormalizer(RunningMeanStd):

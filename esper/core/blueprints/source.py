@@ -182,6 +182,13 @@ def width_of(layer: nn.Module) -> int:
     return width
 
 
+def width_at(place: Place) -> int:
+    """Returns the number of units that a widening at ``place`` adds to; of a place without one, its channels."""
+    if place.has_source and place.layers and widening_obstacle(place.layers) is None:
+        return width_of(place.layers[0])
+    return place.channels
+
+
 def inputs_of(layer: nn.Module) -> int:
     """Returns the number of features that a linear layer reads, or of channels that a convolution reads."""
     if is_transposed(layer):

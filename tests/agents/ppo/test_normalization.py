@@ -83,9 +83,10 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
         torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_an_entry_that_never_varied_is_zero_whatever_its_value() -> None:
+@pytest.mark.parametrize("name", ["host_parameters", "rent", "samples_known"])
+def test_an_entry_that_never_varied_is_zero_whatever_its_value(name: str) -> None:
     running = ObservationStatistics(2, CPU, PPOConfig())
-    place = [entry.name for entry in BASE].index("host_parameters")
+    place = [entry.name for entry in BASE].index(name)
     batch = observations(slots=2)
     batch[:, place] = 0.56
     for rows in batch.split(8):

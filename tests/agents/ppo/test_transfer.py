@@ -10,7 +10,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import EpisodeStats, play_round
 from tests.agents.ppo.toy import replayed_log_probs
 

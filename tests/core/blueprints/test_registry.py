@@ -17,7 +17,7 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.ramps import STYLES
 from esper.core.stage import SeedStage
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.env.vector_env import GrowthVectorEnv
 from esper.run.pretrain import practice_env
 from tests.core_helpers import digits, one_thread, rig, tiny_config
