@@ -163,6 +163,8 @@ class LoopBackend(Backend):
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.warnings = LoopWarnings(points)
+        self.needs: dict[str, float] = {}
+        """Needs by slot that were measured since the last epoch."""
         self.training: tuple[float, float] | None = None
         """Mean loss and score of the batches of the last epoch; None if they are not known."""
         self.host = LoopHost(hooks, groups)
@@ -282,6 +284,10 @@ class LoopBackend(Backend):
         state.train_accuracy[0] = self.points * score
         state.train_measured[0] = self.training is not None
         record_validation(state, 0, self.counterfactual)
+        for s, slot in enumerate(self.spec.slots):
+            if slot in self.needs:
+                state.slots.need[0, s] = self.needs[slot]
+        self.needs = {}
         packed = self.gradient_stats.packed().cpu()
         summaries = self.gradient_stats.summaries(packed)
         if self.groups.scaler is None:

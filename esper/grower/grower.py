@@ -246,6 +246,21 @@ class Grower:
         self._incubated = True
         self.hooks.incubate(loss)
 
+    def measure_need(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> dict[str, float]:
+        """Measures the need of vacant slots on two batches, for the next :meth:`step`; call it after an epoch.
+
+        Each function computes the mean loss of another batch with the model in training mode. Nothing of the training
+        changes. Returns needs in units of the loss by slot, see the page on how a step runs; slots without two layers
+        between source and sink have none.
+
+        Raises ConfigError for a loss that does not depend on the model.
+        """
+        from esper.grower.need import measure_need  # few loops measure it
+
+        env = self._opened()
+        env.backend.needs = measure_need(self.hooks, first, second)
+        return dict(env.backend.needs)
+
     def follow(self, average: nn.Module) -> None:
         """Lets ``average``, an average of the weights that was made after this Grower, use the seeds.
 

@@ -257,6 +257,24 @@ class SiteHooks:
             self._shadowed = None
             self.passes.shadow = False
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lets passes run that are no training: no seed learns in them, nothing is noted, and buffers are copies."""
+        passes = self.passes
+        noted = passes.last, passes.samples, self.learned, self._fresh
+        self.learned = set()
+        self._fresh = set(self.sites)
+        self._shadowed = ""  # incubating seeds take no part
+        passes.shadow = True
+        seeds = [site.seed for site in self.sites.values() if site.seed is not None]
+        try:
+            with ShadowBuffers(self.model).in_place(), copied_buffers(seeds), kept_generators(self.devices):
+                yield
+        finally:
+            passes.last, passes.samples, self.learned, self._fresh = noted
+            self._shadowed = None
+            passes.shadow = False
+
     def prepare_epoch(self) -> None:
         """Takes new probes from the next training pass, and gives incubating seeds their own buffers.
 
