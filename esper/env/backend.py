@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.core.slots import Bools, Floats, Ints, Slots
+from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices, EnvState
 from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
@@ -30,27 +30,6 @@ class Merge:
     """Operations of a forward pass, a sample, that it gained by each, [S]."""
     now: Choices
     """Sizes of the host as it is, and of the seeds that could be planted in it."""
-
-
-def sizes_now(hosts: Any) -> list[Choices]:
-    """Returns the sizes of each host, and of the seeds that could be planted in it, as it is."""
-    return [hosts.merger.sizes_of(host.training) for host in hosts.hosts]
-
-
-def offers_now(
-    offers: Choices,
-    first: Choices,
-    backend: Backend,
-    slots: Slots,
-) -> None:
-    """Overwrites ``offers``, the sizes of seeds in the hosts of all envs, by those of the hosts as they are.
-
-    ``first`` are those of a new host.
-    """
-    offers.put(np.ones(len(offers.widths), dtype=np.bool_), first)
-    if slots.merges.any():
-        for env, now in enumerate(backend.map_hosts(sizes_now)):
-            offers.put(env, now)
 
 
 class Backend(ABC):

@@ -28,8 +28,8 @@ from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, reward_state
-from esper.env.backend import Backend, offers_now
+from esper.core.state import OF_HOSTS, Baseline, Choices, EpisodeRules, Setting, copied, reward_state
+from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
@@ -227,7 +227,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
-        offers_now(self.offers, self.choices, self.backend, self.state.slots)
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
@@ -487,6 +486,7 @@ def changing_arrays(env: SlotVectorEnv) -> dict[str, dict[str, NDArray[Any]]]:
             "best_by_epoch": env.loop.best_by_epoch,
             "illegal_actions": env.illegal_actions,
         },
+        "offers": {name: getattr(env.offers, name) for name in OF_HOSTS},
         "potentials": env.reward.stored,
         "reward_terms": env.reward_terms,
     }

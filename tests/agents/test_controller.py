@@ -15,7 +15,7 @@ from esper.agents.heuristic import HeuristicController, PlateauController
 from esper.agents.plans import PlansController
 from esper.config import TrainingConfig
 from esper.core.action import HEADS, RELEVANT, Op
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.run.rollout import EpisodeStats, play_round
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World, run
 from tests.core.spaces_helpers import one_observation

@@ -16,7 +16,7 @@ from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import SimParams
+from esper.env.planted_law import SimParams
 from esper.telemetry.event import ActionTaken, EpochCompleted
 from tests.core_helpers import Rig, rig, tensors_of, wait_actions
 from tests.env.planted_helpers import Step, planted
@@ -90,7 +90,13 @@ def test_an_edit_returns_at_once_and_its_env_stands_still() -> None:
     assert rewards[0] == -env.config.reward.germinate_cost
     assert info["reward_terms"]["action_cost"][0] == rewards[0]
     read = env.layout.read
-    same = ("epoch", "validation_loss", "loss_1_ago", "accuracy_5_ago", "best_accuracy")
+    same = (
+        "epoch",
+        "validation_loss",
+        "loss_slope_1",
+        "accuracy_slope_3",
+        "best_accuracy",
+    )
     for name in same:
         assert read(observation[0], name) == read(first[0], name), name
     assert read(observation, "edits_left").tolist() == [1 - 1 / EDITS, 1, 1]

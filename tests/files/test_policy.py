@@ -361,9 +361,7 @@ def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
     assert found.facts.score is not None
     assert found.facts.score["pairs"] >= 40
     accuracy = found.facts.score["metrics"][0]
-    (greedy,) = [
-        pair for pair in accuracy["comparisons"] if pair["name_a"] == "greedy"
-    ]
+    (greedy,) = [pair for pair in accuracy["comparisons"] if pair["name_a"] == "greedy"]
     assert greedy["interval"][0] > 0  # better than hosts left alone
     for fact in Facts.model_fields:
         assert "/tmp" not in str(getattr(found.facts, fact))
