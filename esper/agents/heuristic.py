@@ -283,6 +283,9 @@ class PlateauController(HeuristicController):
         return _by_need(super()._possible(env, view), view)
 
 
-def _by_need(possible: list[tuple[str, str]], view: EnvView) -> list[tuple[str, str]]:
+def _by_need(
+    possible: list[tuple[str, str]],
+    view: EnvView,
+) -> list[tuple[str, str]]:
     """Returns the slots and blueprints in the order of need, the largest first; without needs, in their order."""
     return sorted(possible, key=lambda seed: view.slot(seed[0], "need"), reverse=True)

@@ -55,7 +55,10 @@ def observe(
     return layout.vectors(base, _slots(state, rules), _choices(gatherer, rules))
 
 
-def _known(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+def _known(
+    state: EnvState,
+    rules: EpisodeRules,
+) -> dict[str, Floats]:
     """Returns what is known of the training before its first epoch, for the host as it is now."""
     setting = rules.setting
     first = rules.choices.host_parameters
@@ -89,7 +92,10 @@ def _log2(x: Floats | Ints | float) -> Floats:
     return np.log2(np.where(values > 0, values, 1.0))
 
 
-def _measured(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+def _measured(
+    state: EnvState,
+    rules: EpisodeRules,
+) -> dict[str, Floats]:
     """Returns losses, accuracies and how they change."""
     chance = rules.chance(state.first_loss)
     start = np.maximum(np.abs(state.first_loss), MIN_LOSS)
@@ -102,8 +108,16 @@ def _measured(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
         "validation_loss": symlog(state.loss / chance),
         "validation_loss_left": symlog(state.loss / start),
         "validation_accuracy": state.accuracy / 100,
-        "loss_gap": np.where(trained, symlog((state.loss - state.train_loss) / chance), 0.0),
-        "accuracy_gap": np.where(trained, (state.train_accuracy - state.accuracy) / 100, 0.0),
+        "loss_gap": np.where(
+            trained,
+            symlog((state.loss - state.train_loss) / chance),
+            0.0,
+        ),
+        "accuracy_gap": np.where(
+            trained,
+            (state.train_accuracy - state.accuracy) / 100,
+            0.0,
+        ),
         "best_accuracy": state.best_accuracy / 100,
         "epochs_since_best": state.epochs_since_best / rules.horizon,
         "committed_accuracy": state.committed / 100,
@@ -146,7 +160,10 @@ def _grown(
     return values
 
 
-def _slots(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
+def _slots(
+    state: EnvState,
+    rules: EpisodeRules,
+) -> dict[str, Floats]:
     slots = state.slots
     steady = slots.steady
     widths = rules.present.widths
@@ -166,7 +183,11 @@ def _slots(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
         "need": slots.need / rules.chance(state.first_loss)[:, None],
         "need_measured": ~np.isnan(slots.need),
         "merges": np.log2(1 + slots.merges),
-        "since_merge": np.where(slots.merges > 0, (state.epoch[:, None] - slots.last_merge) / rules.horizon, 0.0),
+        "since_merge": np.where(
+            slots.merges > 0,
+            (state.epoch[:, None] - slots.last_merge) / rules.horizon,
+            0.0,
+        ),
         "merge_gain": clamp_pp(state.accuracy[:, None] - slots.accuracy_at_merge),
         "blueprint": 1.0 + slots.blueprint,
     }
@@ -181,7 +202,10 @@ def _slots(state: EnvState, rules: EpisodeRules) -> dict[str, Floats]:
     return values
 
 
-def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
+def _choices(
+    gatherer: Gatherer,
+    rules: EpisodeRules,
+) -> dict[str, Floats]:
     """Returns the entries of each (slot, blueprint), [E, S, B] or broadcast to that."""
     choices = rules.present
     # In typical worths of the env's experience.

@@ -239,7 +239,11 @@ class EpisodeRules:
             return self.choices.in_hosts(flops)
         return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
 
-    def price(self, parameters: Floats | Ints, flops: Floats) -> Floats:
+    def price(
+        self,
+        parameters: Floats | Ints,
+        flops: Floats,
+    ) -> Floats:
         """Returns the rise of final accuracy that makes up for what the reward takes for such a seed in an episode, pp.
 
         That is so if it is the only one, and is there from the first epoch on.
@@ -254,7 +258,11 @@ class EpisodeRules:
     def price_of_doubling(self) -> float:
         """The price of a seed that is as large as the first host, pp."""
         choices = self.choices
-        return float(self.price(np.array(choices.host_parameters), np.array(choices.host_flops)))
+        price = self.price(
+            np.array(choices.host_parameters),
+            np.array(choices.host_flops),
+        )
+        return float(price)
 
     def chance(self, first_loss: Floats) -> Floats:
         """Returns the loss of a guess, [E]; where that is unknown, the size of the first loss takes its place."""
