@@ -271,7 +271,11 @@ class SiteHooks:
             with ShadowBuffers(self.model).in_place(), copied_buffers(seeds), kept_generators(self.devices):
                 yield
         finally:
-            passes.last, passes.samples, self.learned, self._fresh = noted
+            last, samples, learned, fresh = noted
+            passes.last = last
+            passes.samples = samples
+            self.learned = learned
+            self._fresh = fresh
             self._shadowed = None
             passes.shadow = False
 
