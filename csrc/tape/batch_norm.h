@@ -183,19 +183,26 @@ NormGradient<Real> norm_gradient(Machine<Real>& machine, const BatchNorm& layer,
     return result;
 }
 
-// Adds the sums of a plane's gradient d, and of d × centred number, to `sum` and `product`.
+// The sums of a channel's gradients d, and of d × centred number.
 template <typename Real>
-ESPER_INLINE void add_gradient(const Real* x, const Real* d, int64_t elements, const Lanes<Real>& centre, int64_t count,
-                               double& sum, double& product) {
-    Lanes<Real> sums = splat(Real{}), products = splat(Real{});
-    for (int64_t i = 0; i < elements; i += kLanes) {
-        const Lanes<Real> gradient = load(d + i);
-        sums = sums + gradient;
-        products = fma(gradient, load(x + i) - centre, products);
+struct GradientSums {
+    explicit GradientSums(const Lanes<Real>& channel_centre) : centre(channel_centre) {}
+
+    ESPER_INLINE void add(const Lanes<Real>& x, const Lanes<Real>& d) {
+        sums = sums + d;
+        products = fma(d, x - centre, products);
     }
-    sum += total(sums);
-    product += total(only(products, count));
-}
+    // Ends the plane of a group with `count` samples.
+    ESPER_INLINE void join(int64_t count) {
+        sum += total(sums);
+        product += total(only(products, count));
+        sums = products = splat(Real{});
+    }
+
+    Lanes<Real> centre;
+    Lanes<Real> sums = splat(Real{}), products = splat(Real{});
+    double sum = 0, product = 0;
+};
 
 template <typename Real>
 void batch_norm_backward(Machine<Real>& machine, const Instruction& instruction) {
@@ -204,16 +211,20 @@ void batch_norm_backward(Machine<Real>& machine, const Instruction& instruction)
     const Value<Real>& out = machine.value(instruction.output);
     const Real* saved = machine.kept(instruction, 2 * in.channels);
     for (int64_t c = 0; c < in.channels; ++c) {
-        double sum = 0, product = 0;
+        GradientSums<Real> sums(splat(saved[c]));
         for (int64_t g = 0; g < machine.groups; ++g) {
             const int64_t first = in.at(g, c);
-            Real* d = out.gradient + first;
-            for (int64_t i = 0; layer.relu && i < in.elements(); i += kLanes) {
-                store(relu_gradient(load(out.data + first + i), load(d + i)), d + i);
+            for (int64_t at = first; at < first + in.elements(); at += kLanes) {
+                Lanes<Real> d = load(out.gradient + at);
+                if (layer.relu) {
+                    d = relu_gradient(load(out.data + at), d);
+                    store(d, out.gradient + at);
+                }
+                sums.add(load(in.data + at), d);
             }
-            add_gradient(in.data + first, d, in.elements(), splat(saved[c]), machine.count(g), sum, product);
+            sums.join(machine.count(g));
         }
-        const NormGradient<Real> gradient = norm_gradient(machine, layer, in, c, saved, sum, product);
+        const NormGradient<Real> gradient = norm_gradient(machine, layer, in, c, saved, sums.sum, sums.product);
         if (!in.needed) continue;
         for (int64_t g = 0; g < machine.groups; ++g) {
             const int64_t count = machine.count(g), first = in.at(g, c);

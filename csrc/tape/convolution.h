@@ -69,9 +69,10 @@ struct Plan {
     std::vector<Reading> readings;
     std::vector<Run> runs;
     std::vector<size_t> rows;  // of each row, the number of the first run; of the end, too
+    int64_t window;            // numbers of a plane that a row of positions reads
 
     // `row` is the length of a row that is read.
-    Plan(const Axis& y, const Axis& x, int64_t row) {
+    Plan(const Axis& y, const Axis& x, int64_t row) : window(static_cast<int64_t>(y.offset.size()) * row) {
         for (int64_t p = 0; p < y.positions; ++p) {
             rows.push_back(runs.size());
             const auto [top, bottom] = y.inside(p);
@@ -151,26 +152,23 @@ ESPER_INLINE void sum_block(const Real* in, int64_t channels, const Reading* rea
     }
 }
 
+// Sums for B outputs at the positions of row number `row`; `in` and `out` begin there.
 template <typename Real, int B>
-void sum_plane(const Real* in, int64_t channels, const Plan& plan, const Real* weights, int64_t taps, const Real* start,
-               bool adds, const Steps& steps, Real* out) {
+void sum_row(const Real* in, int64_t channels, const Plan& plan, size_t row, const Real* weights, int64_t taps,
+             const Real* start, bool adds, const Steps& steps, Real* out) {
     constexpr int X = std::max(1, kAccumulators / kVectors<Real> / B);
-    for (size_t y = 0; y + 1 < plan.rows.size(); ++y) {
-        const Real* row = in + static_cast<int64_t>(y) * steps.read_row;
-        Real* to = out + static_cast<int64_t>(y) * steps.write_row;
-        for (size_t n = plan.rows[y]; n < plan.rows[y + 1]; ++n) {
-            const Run& run = plan.runs[n];
-            const Reading* readings = plan.readings.data() + run.first;
-            int64_t x = run.column;
-            const int64_t end = run.column + run.columns;
-            for (; x + X <= end; x += X) {
-                sum_block<Real, B, X>(row + x * steps.read_column, channels, readings, run.readings, weights, taps,
-                                      start, adds, steps, to + x * steps.write_column);
-            }
-            for (; x < end; ++x) {
-                sum_block<Real, B, 1>(row + x * steps.read_column, channels, readings, run.readings, weights, taps,
-                                      start, adds, steps, to + x * steps.write_column);
-            }
+    for (size_t n = plan.rows[row]; n < plan.rows[row + 1]; ++n) {
+        const Run& run = plan.runs[n];
+        const Reading* readings = plan.readings.data() + run.first;
+        int64_t x = run.column;
+        const int64_t end = run.column + run.columns;
+        for (; x + X <= end; x += X) {
+            sum_block<Real, B, X>(in + x * steps.read_column, channels, readings, run.readings, weights, taps, start,
+                                  adds, steps, out + x * steps.write_column);
+        }
+        for (; x < end; ++x) {
+            sum_block<Real, B, 1>(in + x * steps.read_column, channels, readings, run.readings, weights, taps, start,
+                                  adds, steps, out + x * steps.write_column);
         }
     }
 }
@@ -179,26 +177,38 @@ void sum_plane(const Real* in, int64_t channels, const Plan& plan, const Real* w
 template <typename Real>
 int64_t outputs_together(int64_t left) {
     constexpr int64_t kMost = std::max(1, kAccumulators / kVectors<Real>);
+    if (left == 4 && kMost >= 4) return 4;
     for (const int64_t block : {6, 3, 2}) {
         if (block <= kMost && block <= left) return block;
     }
     return 1;
 }
 
-// Sums for all outputs of one group of samples; `weights` as `packed` has them.
+// Numbers that stay in the fastest cache while blocks of outputs read them.
+constexpr int64_t kNumbersOfWindow = 6144;
+
+// Sums for all outputs of one group of samples; `weights` as `packed` has them. What all outputs read of a row is read
+// once from memory: the channels of as many planes as fit into the fastest cache.
 template <typename Real>
 void sum_outputs(const Real* in, int64_t channels, const Plan& plan, const Real* weights, int64_t taps,
                  const Real* start, bool adds, const Steps& steps, Real* out, int64_t outputs) {
-    for (int64_t o = 0; o < outputs;) {
-        const int64_t block = outputs_together<Real>(outputs - o);
-        const auto sum = block == 6   ? sum_plane<Real, 6>
-                         : block == 3 ? sum_plane<Real, 3>
-                         : block == 2 ? sum_plane<Real, 2>
-                                      : sum_plane<Real, 1>;
-        sum(in, channels, plan, weights, taps, start == nullptr ? nullptr : start + o, adds, steps,
-            out + o * steps.write_plane);
-        weights += block * channels * taps;
-        o += block;
+    const int64_t together = std::clamp<int64_t>(kNumbersOfWindow / std::max<int64_t>(plan.window, 1), 1, channels);
+    for (size_t y = 0; y + 1 < plan.rows.size(); ++y) {
+        for (int64_t c = 0; c < channels; c += together) {
+            for (int64_t o = 0; o < outputs;) {
+                const int64_t block = outputs_together<Real>(outputs - o);
+                const auto sum = block == 6   ? sum_row<Real, 6>
+                                 : block == 4 ? sum_row<Real, 4>
+                                 : block == 3 ? sum_row<Real, 3>
+                                 : block == 2 ? sum_row<Real, 2>
+                                              : sum_row<Real, 1>;
+                sum(in + c * steps.read_plane + static_cast<int64_t>(y) * steps.read_row,
+                    std::min(together, channels - c), plan, y, weights + (o * channels + c * block) * taps, taps,
+                    start == nullptr ? nullptr : start + o, adds || c > 0, steps,
+                    out + o * steps.write_plane + static_cast<int64_t>(y) * steps.write_row);
+                o += block;
+            }
+        }
     }
 }
 

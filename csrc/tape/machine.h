@@ -2,12 +2,30 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "lanes.h"
 
 namespace esper::tape {
 namespace {
+
+// Memory whose first number begins a line of the cache, so that no load of a vector reads from two.
+template <typename Real>
+struct AlignedAllocator {
+    using value_type = Real;
+    static constexpr std::align_val_t kLine{64};
+
+    AlignedAllocator() = default;
+    template <typename Other>
+    AlignedAllocator(const AlignedAllocator<Other>&) {}
+    Real* allocate(size_t count) { return static_cast<Real*>(::operator new(count * sizeof(Real), kLine)); }
+    void deallocate(Real* memory, size_t) { ::operator delete(memory, kLine); }
+    bool operator==(const AlignedAllocator&) const { return true; }
+    bool operator!=(const AlignedAllocator&) const { return false; }
+};
+template <typename Real>
+using Numbers = std::vector<Real, AlignedAllocator<Real>>;
 
 // Features [B, C, H, W] as [B / 16][C][H][W][16]; a vector [B, D] has positions of 1 × 1. A plane has 16 numbers more,
 // without which the planes of channels would share sets of the cache.
@@ -39,10 +57,10 @@ struct Machine {
     std::vector<Instruction> code;
     int64_t samples = 0;
     int64_t groups = 0;
-    bool training = false;                 // batch norms use the statistics of the batch and update their own
-    std::vector<Real> packed;              // weights, or products, in the order in which a layer reads them
-    std::vector<double> joined;            // sums over all samples
-    std::vector<std::vector<Real>> saved;  // by instruction: what its backward pass reads again
+    bool training = false;             // batch norms use the statistics of the batch and update their own
+    Numbers<Real> packed;              // weights, or products, in the order in which a layer reads them
+    std::vector<double> joined;        // sums over all samples
+    std::vector<Numbers<Real>> saved;  // by instruction: what its backward pass reads again
 
     // Samples in group g.
     int64_t count(int64_t g) const { return std::min<int64_t>(kLanes, samples - g * kLanes); }
@@ -52,7 +70,7 @@ struct Machine {
     Value<Real>& value(int64_t number) { return values[static_cast<size_t>(number)]; }
     // Numbers that instruction `i` keeps from its forward for its backward pass.
     Real* kept(const Instruction& i, int64_t count) {
-        std::vector<Real>& numbers = saved[static_cast<size_t>(&i - code.data())];
+        Numbers<Real>& numbers = saved[static_cast<size_t>(&i - code.data())];
         if (static_cast<int64_t>(numbers.size()) < count) numbers.resize(static_cast<size_t>(count));
         return numbers.data();
     }

@@ -70,51 +70,76 @@ void norm_pool_forward(Machine<Real>& machine, const Instruction& norm, const In
     }
 }
 
+// The gradients after the norm for the two rows of a plane that a row of windows reads, [2, width, 16]. Numbers outside
+// of all windows keep theirs.
+template <typename Real>
+ESPER_INLINE void spread_gradient(const Normal<Real>& normal, const Real* rows, int64_t row, int64_t windows,
+                                  const Real* result, const Real* gradient, Real* spread) {
+    const Vector<Real> zero = {};
+    for (int64_t x = 0; x < windows; ++x) {
+        ESPER_UNROLL for (int v = 0; v < kVectors<Real>; ++v) {
+            const int64_t at = x * kLanes + v * kWidth<Real>, window = 2 * x * kLanes + v * kWidth<Real>;
+            const Largest<Real> largest(normal, rows + window, row);
+            Vector<Real> left = load_vector(gradient + at);
+            left = load_vector(result + at) <= zero ? zero : left;
+            const auto take = [&](const auto& chosen, int64_t offset) __attribute__((always_inline)) {
+                store_vector(chosen ? left : zero, spread + window + offset);
+                left = chosen ? zero : left;
+            };
+            take(largest.fourth, row + kLanes);
+            take(largest.third, row);
+            take(largest.second, kLanes);
+            store_vector(left, spread + window);
+        }
+    }
+}
+
+// Calls body(offset, gradient) for each position of a plane, row by row, with the gradient after the norm.
+template <typename Real, typename Body>
+ESPER_INLINE void for_spread(Machine<Real>& machine, const Normal<Real>& normal, const Value<Real>& in,
+                             const Value<Real>& out, int64_t g, int64_t c, const Body& body) {
+    const int64_t row = in.row();
+    machine.packed.assign(static_cast<size_t>(2 * row), Real{});
+    Real* spread = machine.packed.data();
+    for (int64_t y = 0; y < in.height; y += 2) {
+        const int64_t first = y * row, end = std::min(first + 2 * row, in.elements());
+        if (y / 2 < out.height) {
+            const int64_t at = out.at(g, c) + y / 2 * out.row();
+            spread_gradient(normal, in.data + in.at(g, c) + first, row, out.width, out.data + at, out.gradient + at,
+                            spread);
+        } else {
+            std::fill_n(spread, row, Real{});
+        }
+        for (int64_t i = first; i < end; i += kLanes) body(i, load(spread + i - first));
+    }
+}
+
+// The largest numbers are found twice: to keep the gradients in between would take more memory than the caches have.
 template <typename Real>
 void norm_pool_backward(Machine<Real>& machine, const Instruction& norm, const Instruction& pool) {
     const BatchNorm layer(norm);
     Value<Real>& in = machine.value(norm.input);
     const Value<Real>& out = machine.value(pool.output);
     const Real* saved = machine.kept(norm, 2 * in.channels);
-    const Vector<Real> zero = {};
-    const bool odd = in.height % 2 != 0 || in.width % 2 != 0;
-    machine.packed.resize(static_cast<size_t>(machine.groups * in.plane()));  // gradients of a channel after the norm
     for (int64_t c = 0; c < in.channels; ++c) {
         const Normal<Real> normal = saved_normal(machine, layer, in, c, saved);
-        double sum = 0, product = 0;
+        GradientSums<Real> sums(splat(saved[c]));
         for (int64_t g = 0; g < machine.groups; ++g) {
-            const Real* from = in.data + in.at(g, c);
-            const Real* result = out.data + out.at(g, c);
-            const Real* gradient = out.gradient + out.at(g, c);
-            Real* to = machine.packed.data() + g * in.plane();
-            if (odd) std::fill_n(to, in.elements(), Real{});
-            for_squares(in, out, [&](int64_t window, int64_t at) __attribute__((always_inline)) {
-                ESPER_UNROLL for (int v = 0; v < kVectors<Real>; ++v) {
-                    const int64_t lane = v * kWidth<Real>;
-                    const Largest<Real> largest(normal, from + window + lane, in.row());
-                    Vector<Real> left = load_vector(gradient + at + lane);
-                    left = load_vector(result + at + lane) <= zero ? zero : left;
-                    const auto take = [&](const auto& chosen, int64_t offset) __attribute__((always_inline)) {
-                        store_vector(chosen ? left : zero, to + window + lane + offset);
-                        left = chosen ? zero : left;
-                    };
-                    take(largest.fourth, in.row() + kLanes);
-                    take(largest.third, in.row());
-                    take(largest.second, kLanes);
-                    store_vector(left, to + window + lane);
-                }
-            });
-            add_gradient(from, to, in.elements(), splat(saved[c]), machine.count(g), sum, product);
+            const Real* plane = in.data + in.at(g, c);
+            for_spread(machine, normal, in, out, g, c,
+                       [&](int64_t i, const Lanes<Real>& d)
+                           __attribute__((always_inline)) { sums.add(load(plane + i), d); });
+            sums.join(machine.count(g));
         }
-        const NormGradient<Real> of_input = norm_gradient(machine, layer, in, c, saved, sum, product);
+        const NormGradient<Real> of_input = norm_gradient(machine, layer, in, c, saved, sums.sum, sums.product);
         if (!in.needed) continue;
         for (int64_t g = 0; g < machine.groups; ++g) {
             const int64_t count = machine.count(g), first = in.at(g, c);
-            const Real* d = machine.packed.data() + g * in.plane();
-            for (int64_t i = 0; i < in.elements(); i += kLanes) {
-                const Lanes<Real> result = of_input(load(in.data + first + i), load(d + i));
-                give(only(result, count), in.gathered, in.gradient + first + i);
-            }
+            for_spread(machine, normal, in, out, g, c,
+                       [&](int64_t i, const Lanes<Real>& d) __attribute__((always_inline)) {
+                           const Lanes<Real> result = of_input(load(in.data + first + i), d);
+                           give(only(result, count), in.gathered, in.gradient + first + i);
+                       });
         }
     }
     if (in.needed) in.gathered = true;

@@ -11,6 +11,7 @@
 #include "linear.h"
 #include "norm_pool.h"
 #include "pool.h"
+#include "product.h"
 #include "running_mean.h"
 #include "seed.h"
 
@@ -185,16 +186,57 @@ void prepare(Machine<Real>& machine, const Network& network) {
     }
 }
 
-// Between samples in memory and the lanes of a value; lanes without a sample become zero.
+// Where the numbers of a sample that lie in one piece go in a group: by their place in the sample. Empty if they do
+// not.
+template <typename Real>
+std::vector<int64_t> places_of_sample(const Value<Real>& value, const int64_t* strides) {
+    std::vector<int64_t> places(static_cast<size_t>(value.channels * value.positions()), -1);
+    for (int64_t c = 0; c < value.channels; ++c) {
+        for (int64_t y = 0; y < value.height; ++y) {
+            for (int64_t x = 0; x < value.width; ++x) {
+                const int64_t at = c * strides[1] + y * strides[2] + x * strides[3];
+                if (at < 0 || at >= static_cast<int64_t>(places.size())) return {};
+                if (places[static_cast<size_t>(at)] >= 0) return {};
+                places[static_cast<size_t>(at)] = value.at(0, c) + y * value.row() + x * kLanes;
+            }
+        }
+    }
+    return places;
+}
+
+// Reads 16 samples; `places` as above.
+template <typename Real>
+void read_group(const Real* const* sample, const std::vector<int64_t>& places, Real* lanes) {
+    const size_t together = kWidth<Real>;
+    size_t n = 0;
+    for (; n + together <= places.size(); n += together) {
+        for (int l = 0; l < kLanes; l += kWidth<Real>) {
+            transpose_square<Real>([&](int row) __attribute__((always_inline)) { return sample[l + row] + n; },
+                                   [&](int row) __attribute__((always_inline)) {
+                                       return lanes + places[n + static_cast<size_t>(row)] + l;
+                                   });
+        }
+    }
+    for (; n < places.size(); ++n) {
+        for (int l = 0; l < kLanes; ++l) lanes[places[n] + l] = sample[l][n];
+    }
+}
+
+// Between samples in memory and the lanes of a value; lanes without a sample become zero. `places` are those of samples
+// that are read.
 template <typename Real, bool kIn>
 void move_samples(const Machine<Real>& machine, const Value<Real>& value, Real* lanes, Real* samples,
-                  const int64_t* rows, const int64_t* strides) {
+                  const int64_t* rows, const int64_t* strides, const std::vector<int64_t>& places = {}) {
     for (int64_t g = 0; g < machine.groups; ++g) {
         const int64_t count = machine.count(g);
         Real* sample[kLanes];
         for (int64_t l = 0; l < count; ++l) {
             const int64_t n = g * kLanes + l;
             sample[l] = samples + (rows == nullptr ? n : rows[n]) * strides[0];
+        }
+        if (kIn && count == kLanes && !places.empty()) {
+            read_group<Real>(sample, places, lanes + value.at(g, 0));
+            continue;
         }
         for (int64_t c = 0; c < value.channels; ++c) {
             Real* position = lanes + value.at(g, c);
@@ -246,7 +288,11 @@ class RunnerOf final : public Runner {
         count(count_of_batch);
         const Value<Real>& in = machine_.values.front();
         auto* data = const_cast<Real*>(static_cast<const Real*>(samples.data));
-        move_samples<Real, true>(machine_, in, in.data, data, samples.rows, samples.strides);
+        if (!std::equal(strides_, strides_ + 4, samples.strides)) {
+            std::copy_n(samples.strides, 4, strides_);
+            places_ = places_of_sample(in, strides_);
+        }
+        move_samples<Real, true>(machine_, in, in.data, data, samples.rows, strides_, places_);
     }
 
     void forward(int64_t section) override { run_forward(machine_, first(section), last(section)); }
@@ -321,7 +367,7 @@ class RunnerOf final : public Runner {
     // Gives values their memory; sections after the first share it. It is kept for the next runner of this thread, so
     // that it is mapped once.
     void lay_out() {
-        static thread_local std::vector<Real> memory;
+        static thread_local Numbers<Real> memory;
         const auto sections = static_cast<int64_t>(ends_.size());
         const int64_t main = size_of(0, last(0) + 1);
         int64_t largest = 0;
@@ -336,6 +382,8 @@ class RunnerOf final : public Runner {
 
     Machine<Real> machine_;
     std::vector<int64_t> ends_;
+    int64_t strides_[4] = {};  // of the samples of the last batch
+    std::vector<int64_t> places_;
 };
 
 }  // namespace

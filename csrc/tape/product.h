@@ -69,13 +69,13 @@ void product(const Factors<Real>& factors, int64_t outputs, const Rows<const Rea
     product_from<Real, kTogether, kStart>(factors, outputs, x, count, out, bias);
 }
 
-// Transposes a square of as many rows and columns as a vector has numbers.
-template <typename Real>
-ESPER_INLINE void transpose_square(const Real* from, int64_t stride, Real* to, int64_t to_stride) {
+// Transposes a square of as many rows and columns as a vector has numbers; row n lies at from(n), and goes to to(n).
+template <typename Real, typename From, typename To>
+ESPER_INLINE void transpose_square(const From& from, const To& to) {
     using Indices = typename VectorOf<Real>::Mask;
     constexpr int kSide = kWidth<Real>;
     Vector<Real> rows[kSide];
-    ESPER_UNROLL for (int n = 0; n < kSide; ++n) rows[n] = load_vector(from + n * stride);
+    ESPER_UNROLL for (int n = 0; n < kSide; ++n) rows[n] = load_vector(from(n));
     // Swaps the upper right and the lower left quarter of squares of 2, 4, ... rows.
     ESPER_UNROLL for (int half = 1; half < kSide; half *= 2) {
         Indices upper, lower;
@@ -91,7 +91,7 @@ ESPER_INLINE void transpose_square(const Real* from, int64_t stride, Real* to, i
             rows[n + half] = __builtin_shuffle(first, second, lower);
         }
     }
-    ESPER_UNROLL for (int n = 0; n < kSide; ++n) store_vector(rows[n], to + n * to_stride);
+    ESPER_UNROLL for (int n = 0; n < kSide; ++n) store_vector(rows[n], to(n));
 }
 
 // Transposes `rows` rows of 16 numbers, a multiple of a vector's; rows are read up to that.
@@ -100,8 +100,9 @@ void transpose(const Rows<const Real>& from, int64_t rows, const Rows<Real>& to)
     constexpr int kSide = kWidth<Real>;
     for (int64_t r = 0; r < rows; r += kSide) {
         for (int64_t l = 0; l < kLanes; l += kSide) {
-            transpose_square<Real>(from.data + r * from.stride + l, from.stride, to.data + l * to.stride + r,
-                                   to.stride);
+            transpose_square<Real>(
+                [&](int n) __attribute__((always_inline)) { return from.data + (r + n) * from.stride + l; },
+                [&](int n) __attribute__((always_inline)) { return to.data + (l + n) * to.stride + r; });
         }
     }
 }
