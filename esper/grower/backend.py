@@ -37,6 +37,7 @@ from esper.env.host_row import Governance, assign_roles, record_seeds, record_va
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
 from esper.grower.sites import SiteHooks
+from esper.grower.stepping import move_state
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import Layout
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
@@ -177,6 +178,7 @@ class LoopBackend(Backend):
         # The owners of gradients are the host and the seed of each site.
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
         groups.gradient_stats = self.gradient_stats
+        hooks.moved = partial(move_state, groups.optimizer)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         """Changes nothing: the model is what its loop made of it."""

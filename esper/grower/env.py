@@ -66,8 +66,13 @@ def infer_layouts(hooks: SiteHooks) -> None:
     wanted = hooks.paths
     if hooks.declared is not None:
         wanted = {name: path for name, path in wanted.items() if path.source is not None}
-    if not wanted or hooks.passes.last is None:
+    if not wanted:
         return
+    if hooks.passes.last is None:
+        raise ConfigError(
+            "no pass has called the model itself, only methods or parts of it, so that nothing shows how features lie "
+            "in memory: call model(x) in the loop or in evaluate, or pass topology="
+        )
     try:
         trace = Trace(hooks.model, partial(run_last, hooks), list(wanted.values()))
         layouts = trace.layouts(wanted, hooks.declared, hooks.passes.samples)
@@ -101,11 +106,14 @@ def count_operations(hooks: SiteHooks) -> float:
     return counter.get_total_flops() / samples
 
 
-def run_last(hooks: SiteHooks) -> None:
-    """Runs the model on the last batch in eval mode, without compiled code, which would hide its layers."""
+def run_last(hooks: SiteHooks) -> list[Tensor]:
+    """Returns the tensors that the model returns for the last batch in eval mode.
+
+    It runs without compiled code, which would hide its layers.
+    """
     arguments, keywords = cloned(hooks.passes.last)
     with torch.compiler.set_stance("force_eager"):
-        outputs_for(hooks.model, arguments, keywords)
+        return outputs_for(hooks.model, arguments, keywords)
 
 
 def count(backend: LoopBackend) -> Counted:

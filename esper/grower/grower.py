@@ -29,8 +29,9 @@ from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, r
 from esper.grower.gradients import Ranks, plain_model
 from esper.grower.optimizer import SeedGroups, SeedOptions
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
-from esper.grower.sites import SiteHooks, network_of
+from esper.grower.sites import SiteHooks
 from esper.hosts.between import Between
+from esper.hosts.container import network_of
 from esper.hosts.find import Sites, named_sites
 from esper.hosts.layout import Layout, check_sites
 from esper.hosts.seed_hook import SitePath, require_finished
@@ -157,8 +158,7 @@ class Grower:
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
         self.governed = governor
-        task = self.config.task
-        self.groups = SeedGroups(model, self.paths, optimizer, scheduler, options, task, ranks, scaler)
+        self.groups = SeedGroups(model, self.paths, optimizer, scheduler, options, self.config.task, ranks, scaler)
         self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)
@@ -217,6 +217,8 @@ class Grower:
         training: tuple[float, float] | None = None,
     ) -> GrowthStep:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
+        if self.hooks.passes.last is None:  # the loop may call parts of the model, and evaluate the model itself
+            probe_untrained(self.hooks, evaluate)
         env = self._opened()
         # One decision followed each earlier epoch, and one came before the first if the loop was started early.
         decisions = self.epoch + self.started * epochs
@@ -429,7 +431,8 @@ def _require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, in
             f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
             "grower.incubate(lambda: loss of the batch) before each optimizer step"
         )
-    untaught = groups.without_gradient
+    waiting_for_samples = hooks.empty - hooks.learned  # such as an expert without tokens
+    untaught = [name for name in groups.without_gradient if name not in waiting_for_samples]
     if untaught:
         where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
         cause = "the loss does not depend on the output of its submodule"

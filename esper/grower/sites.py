@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,8 +19,8 @@ from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.data.rng import kept_generators
 from esper.hosts.between import Between, place_of
-from esper.hosts.container import CONTAINER, hold, release
-from esper.hosts.example import tensors_in
+from esper.hosts.container import hold, release
+from esper.hosts.example import is_transformed, samples_in, tensors_in
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
@@ -49,6 +50,8 @@ class PassHook:
     def __init__(self, model: nn.Module) -> None:
         self.before_first: Callable[[], None] | None = None
         """Called once, before the next pass."""
+        self.before_pass: Callable[[], None] = lambda: None
+        """Called before each pass."""
         self.before_training: Callable[[], None] = lambda: None
         """Called before each pass in training mode that is not a shadow's."""
         self.shadow = False
@@ -74,19 +77,16 @@ class PassHook:
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        if self._copied:
+        if self._copied or is_transformed():
             return
         if self.before_first is not None:
             self.before_first()
             self.before_first = None
+        self.before_pass()
         self._reached.clear()
         self._inside = True
-        self.samples = None
-        for tensor in tensors_in((arguments, keywords)):
-            if tensor.dim():
-                self.samples = len(tensor)
-                break
-        if model.training or self.last is None:
+        self.samples = samples_in(tensors_in((arguments, keywords)))
+        if self.samples != 0 and (model.training or self.last is None):
             self.last = arguments, keywords
         if model.training and not self.shadow:
             self.before_training()
@@ -98,6 +98,16 @@ class PassHook:
         if not tensors or not len(tensors[0]):
             return 0
         return sum(tensor.numel() for tensor in tensors) // len(tensors[0])
+
+    def watch_loading(self, module: nn.Module, loaded: Callable[[], None]) -> None:
+        """Calls ``loaded`` after each ``load_state_dict`` of ``module`` or of what holds it."""
+        self._loaded = loaded
+        watched: Any = module  # torch gives the method no types
+        self._handles.append(watched.register_load_state_dict_post_hook(self._after_loading))
+
+    def _after_loading(self, _module: nn.Module, _keys: object) -> None:
+        if not self._copied:
+            self._loaded()
 
     def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
         self._inside = False
@@ -158,6 +168,8 @@ class SiteHooks:
         """Random numbers of the seeds that draw any, by slot name."""
         self.learned: set[str] = set()
         """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
+        self.empty: set[str] = set()
+        """Slots whose site has run without a sample since :meth:`prepare_epoch`."""
         self.stash: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
         """Receives the gradients of :meth:`incubate`."""
         self.frozen = False
@@ -166,6 +178,7 @@ class SiteHooks:
         """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.env.probe_untrained`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
+        self._said_loading = False
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
         self.hooks: list[tuple[nn.Module, SeedHook]] = []
@@ -175,6 +188,12 @@ class SiteHooks:
         COPIES[self.origin] = WeakSet()
         self.prepare_epoch()
         self.passes = PassHook(model)
+        self.passes.before_pass = self._move_along
+        for module in dict.fromkeys((model, *(model.get_submodule(path.sink) for path in self.paths.values()))):
+            self.passes.watch_loading(module, self._warn_of_loading)
+        self._form = _form_of(model)
+        self.moved: Callable[[list[nn.Parameter]], None] = lambda parameters: None
+        """Receives parameters of seeds that have followed the model to another dtype or device."""
         self.follow(model)
 
     def follow(self, network: nn.Module) -> None:
@@ -189,6 +208,31 @@ class SiteHooks:
             register(network, path, hook)
             hold(network, path.sink, hook)
             self.hooks.append((network, hook))
+
+    def _move_along(self) -> None:
+        """Moves seeds to the dtype and the device that the model has now."""
+        form = _form_of(self.model)
+        if form is None or form == self._form:
+            return
+        before, self._form = self._form, form
+        for site in self.sites.values():
+            if site.seed is None:
+                continue
+            moved = [p for p in site.seed.parameters() if (p.device, p.dtype) == before]
+            site.seed.to(form[0], form[1] if moved else None)
+            self.moved(moved)
+
+    def _warn_of_loading(self) -> None:
+        """Warns once of a state that was loaded into the model while seeds were on, which it does not hold."""
+        on = [name for name, site in self.sites.items() if site.on]
+        if on and not self._said_loading:
+            self._said_loading = True
+            warnings.warn(
+                f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "
+                "it and stay as they are: to go back to an earlier epoch, make a new Grower, and load the states of "
+                "the model, the Grower and the optimizer of that epoch",
+                stacklevel=6,
+            )
 
     def place(
         self,
@@ -287,6 +331,7 @@ class SiteHooks:
         """
         self._fresh.clear()
         self.learned.clear()
+        self.empty.clear()
         self.frozen = not any(p.requires_grad for p in self.model.parameters())
         buffers = {}
         for name, site in self.sites.items():
@@ -340,12 +385,18 @@ class SiteHooks:
         """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
         name = hook.slot
         h = features_of(output)
-        if hook.in_average:
+        if hook.in_average or is_transformed():  # seeds act in passes of torch.func, and do not learn
             site = self.sites.get(name)
             if site is None or site.seed is None or not isinstance(h, Tensor):
                 return output
             at = Features(h, hook.source(h))
             return with_features(output, self._blended(site, at, watched=False))
+        if isinstance(h, Tensor) and not h.is_nested and not h.numel():
+            # An expert without tokens: nothing is to be seen of it, and nothing to be learned.
+            if hook.frame is not None and self.reads(hook):
+                hook.source(h)
+            self.empty.add(name)
+            return output
         if self._is_quiet(name):
             return output
         first = self.passes.reach(name)
@@ -459,25 +510,9 @@ def _with_graph(h: Tensor) -> Tensor:
     return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def network_of(average: nn.Module, model: nn.Module) -> nn.Module:
-    """Returns the network of an average of the weights of ``model``: inside ``AveragedModel``, or a copy of the model.
-
-    Raises ConfigError for an average of another network.
-    """
-    for network in (average, average._modules.get("module")):
-        if type(network) is type(model) and network is not None and _shapes(network) == _shapes(model):
-            return network
-    raise ConfigError(
-        "averages= has a network whose parameters are not those of the model: pass the averages of this model, such as "
-        "torch.optim.swa_utils.AveragedModel(model), or copies of it"
-    )
-
-
-def _shapes(network: nn.Module) -> dict[str, torch.Size | None]:
-    """Returns the shapes of the parameters by name, without those of seeds; None for a lazy one."""
-    shapes = {}
-    for name, parameter in network.named_parameters():
-        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
-        if CONTAINER not in name.split("."):
-            shapes[name] = None if lazy else parameter.shape
-    return shapes
+def _form_of(model: nn.Module) -> tuple[torch.device, torch.dtype] | None:
+    """Returns the device and the dtype of the first floating-point parameter; None without one."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.device, parameter.dtype
+    return None

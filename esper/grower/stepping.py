@@ -348,6 +348,14 @@ def limit(schedule: Any, optimizer: Optimizer) -> None:
     schedule.optimizer = HostGroups(schedule.optimizer)
 
 
+def move_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Moves the state of ``parameters`` to their device, and what has their shape to their dtype."""
+    for parameter in parameters:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                optimizer.state[parameter][key] = value.to(parameter)
+
+
 TRIAL_STEPS = 3
 """Steps of the trial of an optimizer: some adapt a common rate from the second on."""
 

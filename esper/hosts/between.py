@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -19,7 +20,7 @@ from esper.core.place import Place
 from esper.hosts.container import own_children
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import features_of, source_of
-from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of
+from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of, samples_measured
 from esper.hosts.seed_hook import SitePath
 
 Part = Mapping[str, Any]
@@ -89,6 +90,7 @@ class Trace(TorchFunctionMode):
         self._paths = {module: path for path, module in model.named_modules()}
         self._kept = set(self._paths.values()) if sites is None else {site.sink for site in sites}
         self._inference = LayoutInference()
+        self._samples: dict[tuple[int, ...], int | None] = {}
         self._numbers = WeakIdKeyDictionary()
         self._count = 0
         self._inside = 0  # number of layers that run at the moment, one in the other
@@ -141,6 +143,8 @@ class Trace(TorchFunctionMode):
         for name, site in sites.items():
             layouts[name] = self.layout(f"slot {name}: {site.sink}", site, batch)
             if site.source is None:
+                h = self.runs[site.sink].output
+                layouts[name] = samples_measured(self.model, site.sink, layouts[name], h, self.run, self._samples)
                 reading[name] = site.sink, layouts[name]
         return layouts | causal_where_measured(self.model, reading, self.run)
 
@@ -151,6 +155,8 @@ class Trace(TorchFunctionMode):
         for path in site.paths:
             if order.count(path) > 1:
                 return Between(obstacle=f"{path} runs more than once in a forward pass")
+            if is_parametrized(self.model.get_submodule(path)):
+                return Between(obstacle=f"the weights of {path} are computed from others, as by weight_norm")
         if site.sink in order and site.source not in order[: order.index(site.sink) + 1]:
             return Between(obstacle=f"{site.sink} runs before {site.source}")
         parts: list[Part] = []
@@ -186,11 +192,15 @@ class Trace(TorchFunctionMode):
     ) -> None:
         path = self._paths[module]
         h = features_of(output)
-        self._inference.note(module, h)
+        nested = isinstance(h, Tensor) and h.is_nested  # asking for its shape is an error
+        if not nested:
+            self._inference.note(module, h)
         run = self.runs.pop(path, ModuleRun())
         self.runs[path] = run  # behind those that ended before
         run.count += 1
-        if path in self._kept:
+        if path in self._kept and nested:
+            run.output = h
+        elif path in self._kept:
             run.changes |= run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None)
             run.output = h
             run.channels_first = self._inference.channels_first(h)

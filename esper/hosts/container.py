@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import nn
+
+from esper.config import ConfigError
 
 CONTAINER = "grown_seeds"
 """Name of the submodule that registers kept seeds."""
@@ -138,3 +141,46 @@ def unregister_seed(model: nn.Module, seed: nn.Module | None) -> None:
                 del container._modules[name]
         if not container._modules:
             del home._modules[CONTAINER]
+
+
+REPLACED = {"BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper"}
+"""Classes of PEFT's layers, which stand in the place of others for a while."""
+
+
+def require_stays(where: str, module: nn.Module) -> None:
+    """Raises ConfigError for a ``module`` that a library replaces by another one later, without its seeds."""
+    kind = type(module)
+    if REPLACED.intersection(ancestor.__name__ for ancestor in kind.__mro__):
+        raise ConfigError(
+            f"{where} lies in a {kind.__name__} of {kind.__module__.partition('.')[0]}, which merge_and_unload() "
+            "replaces by another layer: name the submodule around it"
+        )
+
+
+def network_of(average: nn.Module, model: nn.Module) -> nn.Module:
+    """Returns the network of an average of the weights of ``model``: inside ``AveragedModel``, or a copy of the model.
+
+    Raises ConfigError for an average of another network.
+    """
+    if not isinstance(average, nn.Module):
+        raise ConfigError(
+            f"averages= has a {type(average).__name__}, which is no module, so that seeds cannot be a part of it: pass "
+            "averages such as torch.optim.swa_utils.AveragedModel(model), or average what grower.finish() returns"
+        )
+    for network in (average, average._modules.get("module")):
+        if type(network) is type(model) and network is not None and _shapes(network) == _shapes(model):
+            return network
+    raise ConfigError(
+        "averages= has a network whose parameters are not those of the model: pass the averages of this model, such as "
+        "torch.optim.swa_utils.AveragedModel(model), or copies of it"
+    )
+
+
+def _shapes(network: nn.Module) -> dict[str, torch.Size | None]:
+    """Returns the shapes of the parameters by name, without those of seeds; None for a lazy one."""
+    shapes = {}
+    for name, parameter in network.named_parameters():
+        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        if CONTAINER not in name.split("."):
+            shapes[name] = None if lazy else parameter.shape
+    return shapes

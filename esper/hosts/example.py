@@ -162,6 +162,24 @@ def tensors_in(output: object, outer: tuple[object, ...] = ()) -> Iterator[Tenso
         yield from tensors_in(value, (*outer, output))
 
 
+def samples_in(tensors: Iterable[Tensor]) -> int | None:
+    """Returns the first dimension of the first of the ``tensors`` that an input has; None without one.
+
+    A square matrix among others is passed over: it is probably a mask of positions.
+    """
+    inputs = [tensor for tensor in tensors if tensor.dim()]
+    for tensor in inputs:
+        if tensor.dim() != 2 or tensor.shape[0] != tensor.shape[1]:
+            return len(tensor)
+    return len(inputs[0]) if inputs else None
+
+
+def is_transformed() -> bool:
+    """Whether the code runs within a transform of ``torch.func``, such as ``vmap``, whose tensors must not be kept."""
+    level: int | None = torch._C._functorch.maybe_current_level()
+    return level is not None
+
+
 def _members(output: object) -> Iterable[object]:
     if isinstance(output, Mapping):
         return output.values()

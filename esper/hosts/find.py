@@ -19,7 +19,7 @@ from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
 from esper.hosts.between import Between, ModuleRun, Trace, gated_of, layers_of, place_of
 from esper.hosts.container import own_children
-from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
+from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of, samples_in, tensors_in
 from esper.hosts.layout import Layout, check_module
 from esper.hosts.seed_hook import SitePath, attach, detach
 from esper.hosts.widen import SourceSeed, merge_together
@@ -214,14 +214,8 @@ def _spread(paths: list[str], most: int) -> list[str]:
 
 
 def samples_of(example: Any) -> int | None:
-    """Returns the number of samples of the inputs ``example``: the first dimension of their first tensor."""
-    if isinstance(example, dict):
-        example = list(example.values())
-    if isinstance(example, tuple | list) and example:
-        example = example[0]
-    if isinstance(example, Tensor) and example.dim():
-        return len(example)
-    return None
+    """Returns the number of samples of the inputs ``example``, see :func:`samples_in`."""
+    return samples_in(tensors_in(example))
 
 
 def _blocks(trace: Trace, layouts: Mapping[str, Layout]) -> list[str]:

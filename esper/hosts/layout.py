@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
+from esper.hosts.container import require_stays
+from esper.hosts.example import tensors_in
 from esper.hosts.host import row_major
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.seed_hook import SitePath
@@ -59,6 +61,12 @@ class LayoutInference:
         """Notes the features ``h`` that a layer has returned."""
         if not isinstance(layer, CHANNELS):
             return
+        rank = CONVOLVED.get(type(layer))
+        if rank is not None and isinstance(h, Tensor) and h.dim() == rank - 1:
+            raise ConfigError(
+                f"a {type(layer).__name__} returns shape {tuple(h.shape)}: the model runs on a sample without a batch "
+                "dimension; pass batches, such as x[None]"
+            )
         width = width_of(layer)
         if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
             self._latest = h
@@ -80,6 +88,17 @@ class LayoutInference:
         if len(set(known)) > 1 and h.shape[1] == h.shape[-1] and h is not self._latest:
             return None
         return known[-1] if known else h.dim() != 3
+
+
+CONVOLVED = {
+    nn.Conv1d: 3,
+    nn.Conv2d: 4,
+    nn.Conv3d: 5,
+    nn.ConvTranspose1d: 3,
+    nn.ConvTranspose2d: 4,
+    nn.ConvTranspose3d: 5,
+}
+"""Dimensions of what a convolution returns for a batch."""
 
 
 def layout_of(where: str, features: object, channels_first: bool | None, batch: int | None) -> Layout:
@@ -183,6 +202,88 @@ def sees_later(
         if not torch.allclose(old, new, rtol=1e-4, atol=1e-5 * scale, equal_nan=True):
             return True
     return False
+
+
+def samples_measured(
+    model: nn.Module,
+    path: str,
+    layout: Layout,
+    h: object,
+    run: Callable[[], object],
+    known: dict[tuple[int, ...], int | None],
+) -> Layout:
+    """Returns the ``layout`` of features ``h`` at ``path`` with the samples where a measurement finds them, if it does.
+
+    Sizes of inputs do not tell: the first input may be a mask, or a table that all samples share. ``known`` are
+    earlier results: features of the same sizes are alike.
+    """
+    if layout.topology not in SEQUENCES or not isinstance(h, Tensor) or min(h.shape[:2]) < 2:
+        return layout
+    sizes = tuple(h.shape[:2])
+    if known.get(sizes) is None:
+        known[sizes] = samples_dimension(model, path, run)
+    if known[sizes] is None:
+        return layout
+    return Layout(layout.topology, (1, 0, 2) if known[sizes] else ())
+
+
+def samples_dimension(
+    model: nn.Module,
+    path: str,
+    run: Callable[[], object],
+) -> int | None:
+    """Measures which of the first two dimensions of the features that ``path`` returns are the samples.
+
+    Samples do not see one another: a change of one changes some of the model's outputs, and a change of another one
+    none of the same. None: both dimensions are so, as where only layers of single positions follow, or neither is.
+    """
+    fitting = []
+    for dimension in range(2):
+        changes = [_changed_outputs(model, path, run, dimension, index) for index in (0, -1)]
+        if any(not any(map(bool, map(torch.any, change))) for change in changes):
+            continue
+        shared = [bool((one & other).any()) for one, other in zip(*changes, strict=True)]
+        if not any(shared):
+            fitting.append(dimension)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+@torch.no_grad()
+def _changed_outputs(
+    model: nn.Module,
+    path: str,
+    run: Callable[[], object],
+    dimension: int,
+    index: int,
+) -> list[Tensor]:
+    """Returns for each output of the model, which ``run`` returns, where it depends on the features of ``path`` at
+    ``index`` of ``dimension``, bool. Single numbers, such as a loss of all samples, are left out."""
+
+    def change(_module: nn.Module, _inputs: object, output: object) -> Any:
+        h = features_of(output)
+        assert isinstance(h, Tensor)
+        changed = h.clone()
+        ramp = torch.linspace(-3, 3, h.shape[-1], device=h.device)
+        changed.select(dimension, index).add_(ramp.to(h.dtype))
+        return with_features(output, changed)
+
+    before = _outputs_of(run)
+    handle = model.get_submodule(path).register_forward_hook(change)
+    try:
+        after = _outputs_of(run)
+    finally:
+        handle.remove()
+    changes = []
+    for old, new in zip(before, after, strict=False):
+        if old.dim() and old.shape == new.shape:
+            scale = max(1.0, float(old.abs().max())) if old.numel() else 1.0
+            changes.append(~torch.isclose(old, new, rtol=1e-4, atol=1e-5 * scale, equal_nan=True))
+    return changes
+
+
+def _outputs_of(run: Callable[[], object]) -> list[Tensor]:
+    """Returns the tensors that ``run`` returns; none if it returns nothing."""
+    return [tensor.detach().double() for tensor in tensors_in(run()) if tensor.is_floating_point()]
 
 
 @torch.no_grad()
@@ -306,6 +407,7 @@ def check_module(
                 f"{where} lies in a compiled part, which does not see seeds that come and go: pass the model before "
                 "torch.compile or torch.jit, and compile what grower.finish() returns"
             )
+        require_stays(where, part)
         if isinstance(part, nn.MultiheadAttention) and part is not module:
             raise ConfigError(
                 f"{where} is a part of nn.MultiheadAttention, which reads its weights and never calls it: name the "

@@ -6,6 +6,7 @@ grows and after it is kept.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
@@ -23,6 +24,8 @@ from esper.hosts.container import CONTAINER, container_of, unregister_seed
 from esper.hosts.inputs import features_of, source_of, with_features
 
 ARROW = "->"
+OTHER_ARROW = re.compile(r"(^|\s|[=~-])>|→")
+"""What looks like an arrow. Names of submodules may have ">" in them, as in torch_geometric's HeteroConv."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class SitePath:
     def parse(cls, text: str) -> SitePath:
         """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
         *sources, sink = map(str.strip, text.split(ARROW))
-        is_other_arrow = ">" in sink or "→" in sink
+        is_other_arrow = OTHER_ARROW.search(sink) is not None
         if not sources and not is_other_arrow:
             return cls(sink)
         if len(sources) != 1 or not sources[0] or not sink or is_other_arrow:
@@ -230,9 +233,14 @@ class SeedHook:
             return self.growth.grown(self, module, output)
         if self.seed is None:
             return output
-        h = features_of(output)
-        assert isinstance(h, Tensor)
-        return with_features(output, with_share(h, self.seed(self.source(h)), self.alpha))
+        h: Any = features_of(output)
+        source = self.source(h)
+        delta: Any
+        if type(h) is fx.Proxy:  # torch.fx traces the network: the seed is a call of a module
+            delta = h.tracer.create_proxy("call_module", h.tracer.path_of_module(self.seed), (source,), {})  # type: ignore[attr-defined]
+        else:
+            delta = self.seed(source)
+        return with_features(output, with_share(h, delta, self.alpha))
 
     def source(self, h: Tensor) -> Tensor:
         """Returns the features that a seed reads in the present pass, in which the sink is ``h``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from tests.grower.loops import (
     SITES,
     Loop,
     X,
+    Y,
     net,
+    plain,
     scores,
     script,
     weights,
@@ -178,3 +181,76 @@ def test_an_average_uses_the_seeds_that_are_on() -> None:
     with loop.grower.hooks.override_alphas({"r0c0": 0.0}):
         alone = outputs(model)
     assert not torch.equal(alone, outputs(model))
+
+
+def reloaded(loop: Loop) -> None:
+    loop.model.load_state_dict(loop.model.state_dict())
+
+
+def reloaded_part(loop: Loop) -> None:
+    loop.model.body.load_state_dict(loop.model.body.state_dict())
+
+
+def reloaded_whole(loop: Loop) -> None:
+    whole = nn.Sequential(loop.model)
+    whole.load_state_dict(whole.state_dict())
+
+
+@pytest.mark.parametrize("load", [reloaded, reloaded_part, reloaded_whole])
+def test_a_state_that_is_loaded_while_seeds_are_on_is_said_once(load: Any) -> None:
+    """It has no seeds, so that an epoch is not restored by it."""
+    loop = Loop().run(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(loop)  # the seed only learns
+    loop.run(3)
+    with pytest.warns(
+        UserWarning,
+        match=r"seeds in slot r0c0 .* stay as they are: .*make a new Grower",
+    ):
+        load(loop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(loop)
+        load_copy = copy.deepcopy(loop.model)
+        load_copy.load_state_dict(load_copy.state_dict())
+
+
+@pytest.mark.parametrize("epoch", [2, 6, 12])
+def test_seeds_follow_a_model_that_is_moved_to_another_dtype(epoch: int) -> None:
+    """While they learn, while they are on, and when one is kept; with their optimizer state."""
+    loop = Loop(
+        make_optimizer=lambda p: torch.optim.Adam(p, 0.01), step=in_dtype_of_model
+    )
+    loop.run(epoch)
+    loop.model.double()
+    for state in loop.optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in state and state[key].shape == torch.Size(state[key].shape):
+                state[key] = state[key].double()
+    for index in range(epoch, loop.epochs):
+        loop.train()
+        loop.steps.append(
+            loop.grower.step(
+                lambda model: (model.eval()(X.double()).argmax(1) == Y).double()
+            )
+        )
+        seed = loop.grower.hooks.sites["r0c0"].seed
+        assert {p.dtype for p in seed.parameters()} == {torch.float64}, index
+    assert loop.grower.kept
+    network = loop.grower.finish()
+    assert {p.dtype for p in network.parameters()} == {torch.float64}
+
+
+def in_dtype_of_model(loop: Loop, x: torch.Tensor, y: torch.Tensor) -> None:
+    plain(loop, x.to(loop.model.head.weight.dtype), y)
+
+
+def test_torch_fx_traces_a_finished_network() -> None:
+    for path in ("body", "body.0", "head"):
+        loop = Loop(sites={"r0c0": path}, model=net().eval()).run()
+        assert loop.grower.kept
+        network = loop.grower.finish().eval()
+        traced = torch.fx.symbolic_trace(network)
+        torch.testing.assert_close(traced(X), network(X))
+        assert traced.state_dict().keys() == network.state_dict().keys()

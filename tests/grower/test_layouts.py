@@ -17,7 +17,7 @@ from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of as seed_at
 from esper.core.state import Choices
 from esper.grower.backend import mixes_positions, obstacle
-from tests.grower.loops import LENIENT, Loop, net
+from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, net, same, scores, weights
 from tests.hosts.grown_modules import seed_of
 
 
@@ -152,3 +152,174 @@ def test_a_part_that_generates_counts_for_causal_seeds() -> None:
     model = nn.ModuleDict({"inner": Generates()})
     assert "cache" in str(obstacle(model, "transformer", None))
     assert obstacle(model, "encoder", None) is None
+
+
+class Positions(nn.Module):
+    """Mixes the positions of [B, T, D] or [T, B, D]; its first argument is a mask [T, T] or a table [T, D]."""
+
+    def __init__(self, batch_first: bool, first: str) -> None:
+        super().__init__()
+        self.batch_first, self.first = batch_first, first
+        self.read, self.mix, self.head = (
+            nn.Linear(2, 16),
+            nn.Sequential(nn.Linear(16, 16), nn.ReLU()),
+            nn.Linear(16, 3),
+        )
+
+    def forward(self, first: Tensor, x: Tensor) -> Tensor:
+        h = self.read(x)
+        if self.first == "table":
+            h = h + (first if self.batch_first else first[:, None])
+        h = self.mix(h)
+        return self.head(h.mean(1 if self.batch_first else 0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("first", ["mask", "table"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_samples_are_found_where_samples_do_not_see_one_another(
+    batch_first: bool, first: str
+) -> None:
+    """Whatever the sizes of the first argument, which all samples share."""
+    torch.manual_seed(0)
+    model = Positions(batch_first, first)
+    shared = torch.zeros(4, 4 if first == "mask" else 16)
+    sequences = X.view(64, 4, 2)
+    if not batch_first:
+        sequences = sequences.transpose(0, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, ["mix"], optimizer, horizon=3)
+    nn.functional.cross_entropy(model(shared, sequences), Y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    grower.step(lambda model: (model.eval()(shared, sequences).argmax(1) == Y).float())
+    place = grower.hooks.sites["r0c0"].place
+    assert place.topology in ("encoder", "transformer")
+    assert (place.order in ((), (0, 1, 2))) is batch_first
+    assert batch_first or place.order == (1, 0, 2)
+
+
+class ByMethods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
+IMAGES = torch.randn(64, 1, 5, 5, generator=torch.Generator().manual_seed(3))
+
+
+def grown_by_methods(score: Any, topology: str | None = None) -> Any:
+    model = ByMethods()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, ["body"], optimizer, horizon=3, topology=topology)
+    nn.functional.cross_entropy(model.train().logits(IMAGES), Y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    grower.step(score)
+    return grower.hooks.sites["r0c0"].place
+
+
+def test_a_loop_that_calls_methods_needs_a_pass_of_the_model_or_a_topology() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no pass has called the model itself.*or pass topology="
+    ):
+        grown_by_methods(
+            lambda model: (model.eval().logits(IMAGES).argmax(1) == Y).float()
+        )
+    place = grown_by_methods(
+        lambda model: (model.eval()(IMAGES).argmax(1) == Y).float()
+    )
+    assert (place.topology, place.channels) == ("cnn", 6)
+    place = grown_by_methods(
+        lambda model: (model.eval().logits(IMAGES).argmax(1) == Y).float(), "cnn"
+    )
+    assert (place.topology, place.channels) == ("cnn", 6)
+
+
+def test_a_sample_without_a_batch_dimension_is_refused() -> None:
+    """Its channels would be taken for samples."""
+    model: Any = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, ["1"], optimizer, horizon=3)
+    model(IMAGES[0]).sum().backward()
+    optimizer.step()
+    with pytest.raises(
+        ConfigError,
+        match=r"Conv2d returns shape \(6, 3, 3\): .*without a batch dimension",
+    ):
+        grower.step(lambda model: 0.5)
+
+
+class Experts(nn.Module):
+    """The second expert gets few samples, or none, or is not called."""
+
+    def __init__(self, calls_empty: bool) -> None:
+        super().__init__()
+        self.calls_empty = calls_empty
+        self.read, self.head = nn.Linear(8, 12), nn.Linear(12, 3)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 12), nn.ReLU()) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        out = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            rows = ((x[:, 3] > 0.9).long() == number).nonzero().squeeze(1)
+            if len(rows) or self.calls_empty:
+                out = out.index_add(0, rows, expert(h[rows]))
+        return self.head(h + out)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("calls_empty", [True, False])
+def test_an_expert_without_samples_in_some_passes_grows(calls_empty: bool) -> None:
+    torch.manual_seed(0)
+    model = Experts(calls_empty)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(
+        model, {"r0c0": "experts.1"}, optimizer, GROWS, 14, config=LENIENT
+    )
+    few = X[:, 3].argsort()[:40]  # none of them is for the second expert
+    for epoch in range(14):
+        model.train()
+        batches = [*few.split(20), torch.arange(64)]
+        if epoch == 4 and calls_empty:
+            batches = [few]
+        for rows in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X[rows]), Y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        grower.step(scores)
+    assert grower.kept
+    assert all(len(probe.h) for probe in grower.hooks.probes.values())
+    assert grower.finish()(X).isfinite().all()
+
+
+def test_passes_within_a_transform_leave_no_trace_in_a_growing_model() -> None:
+    """A loop may watch curvature or per-sample gradients beside its own passes."""
+    loop = Loop()
+
+    def watch(model: nn.Module) -> None:
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(values: Any, x: Tensor) -> Tensor:
+            return torch.func.functional_call(model, values, (x[None],)).square().sum()
+
+        model.eval()
+        torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, X[:4])
+
+    watch(loop.model)
+    other = Loop()
+    for _ in range(loop.epochs):
+        for each in (loop, other):
+            each.run(1)
+        loop.model.train()
+        watch(loop.model)
+    assert same(weights(loop.model), weights(other.model))
+    assert loop.grower.kept == other.grower.kept

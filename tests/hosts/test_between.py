@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from esper.hosts.between import Between, Trace, layers_of
 from esper.hosts.seed_hook import SitePath
@@ -205,4 +207,15 @@ def test_no_hook_stays_after_an_error() -> None:
         between(model, "conv1 -> conv2", torch.randn(2, 3, 12, 12))
     assert not any(
         module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
+
+
+@pytest.mark.parametrize("at", ["fc1", "fc2"])
+@pytest.mark.parametrize("change", [weight_norm, spectral_norm, orthogonal])
+def test_layers_whose_weights_are_computed_are_named(at: str, change: Any) -> None:
+    model = Net()
+    change(getattr(model, at))
+    obstacle = between(model, "fc1 -> fc2").obstacle
+    assert (
+        obstacle == f"the weights of {at} are computed from others, as by weight_norm"
     )

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.ramps import BlendOperator
-from esper.hosts.container import CONTAINER, containers_in, home_of
+from esper.grower.grower import Grower
+from esper.hosts.container import CONTAINER, containers_in, home_of, network_of
 from esper.hosts.seed_hook import attach, detach, hooks_of
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -115,3 +117,39 @@ def test_an_empty_container_is_no_part_of_the_model() -> None:
     assert [name for name, _ in model.named_modules()] == [
         name for name, _ in Net().named_modules()
     ]
+
+
+class BaseTunerLayer:
+    """Stands for the class of PEFT's layers."""
+
+
+class LoraLinear(nn.Module, BaseTunerLayer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_A(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "site", ["stem", "stem.base_layer", "stem -> head", "head -> stem"]
+)
+def test_a_layer_that_a_library_replaces_later_is_no_site(site: str) -> None:
+    model: Any = Net()
+    model.stem = LoraLinear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(
+        ConfigError,
+        match=r"stem.* lies in a LoraLinear .*merge_and_unload\(\) replaces .*around it",
+    ):
+        Grower(model, [site], optimizer)
+    Grower(nn.Sequential(model), ["0"], optimizer).close()
+
+
+@pytest.mark.parametrize(
+    "average", [[nn.Parameter(torch.ones(1))], 0.5, object(), nn.Linear]
+)
+def test_an_average_that_is_no_module_is_refused(average: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no module.*AveragedModel"):
+        network_of(average, Net())

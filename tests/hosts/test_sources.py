@@ -47,6 +47,12 @@ def test_other_texts_are_refused(text: str) -> None:
         SitePath.parse(text)
 
 
+@pytest.mark.parametrize("name", ["convs.<a___to___b>", "a>b", "blocks.x>", "items.<b"])
+def test_names_of_submodules_may_have_angles(name: str) -> None:
+    assert SitePath.parse(name) == SitePath(name)
+    assert SitePath.parse(f"{name} -> {name}") == SitePath(name, name)
+
+
 PATH = SitePath("last", "first")
 X = torch.randn(3, 4)
 

@@ -14,6 +14,7 @@ ALLOWED = {
     "torch.profiler._ExperimentalConfig": "nothing else profiles threads that were there before the profiler",
     "torch.nn.modules.batchnorm._BatchNorm": "the class that all BatchNorms have in common; it has no public name",
     "torch.nn.modules.batchnorm._NormBase": "their class without its name, which tools replace by other layers",
+    "torch._C._functorch.maybe_current_level": "nothing public says whether a pass lies in vmap or another transform",
     "torch.autograd.forward_ad._current_level": "nothing public says whether derivatives are computed forward",
 }
 """Private name: why it is used nevertheless."""
