@@ -6,6 +6,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -178,8 +179,8 @@ class SiteHooks:
         """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.env.probe_untrained`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
-        self._said_loading = False
-        self._checked: set[str] = set()
+        self.said_loading = False
+        self.checked: set[str] = set()
         self._fresh: set[str] = set()
         self.hooks: list[tuple[nn.Module, SeedHook]] = []
         """The hooks with their networks: the model, and the averages that follow it."""
@@ -188,10 +189,10 @@ class SiteHooks:
         COPIES[self.origin] = WeakSet()
         self.prepare_epoch()
         self.passes = PassHook(model)
-        self.passes.before_pass = self._move_along
+        self.passes.before_pass = partial(_move_along, self)
         for module in dict.fromkeys((model, *(model.get_submodule(path.sink) for path in self.paths.values()))):
-            self.passes.watch_loading(module, self._warn_of_loading)
-        self._form = _form_of(model)
+            self.passes.watch_loading(module, partial(_warn_of_loading, self))
+        self.form = _form_of(model)
         self.moved: Callable[[list[nn.Parameter]], None] = lambda parameters: None
         """Receives parameters of seeds that have followed the model to another dtype or device."""
         self.follow(model)
@@ -208,31 +209,6 @@ class SiteHooks:
             register(network, path, hook)
             hold(network, path.sink, hook)
             self.hooks.append((network, hook))
-
-    def _move_along(self) -> None:
-        """Moves seeds to the dtype and the device that the model has now."""
-        form = _form_of(self.model)
-        if form is None or form == self._form:
-            return
-        before, self._form = self._form, form
-        for site in self.sites.values():
-            if site.seed is None:
-                continue
-            moved = [p for p in site.seed.parameters() if (p.device, p.dtype) == before]
-            site.seed.to(form[0], form[1] if moved else None)
-            self.moved(moved)
-
-    def _warn_of_loading(self) -> None:
-        """Warns once of a state that was loaded into the model while seeds were on, which it does not hold."""
-        on = [name for name, site in self.sites.items() if site.on]
-        if on and not self._said_loading:
-            self._said_loading = True
-            warnings.warn(
-                f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "
-                "it and stay as they are: to go back to an earlier epoch, make a new Grower, and load the states of "
-                "the model, the Grower and the optimizer of that epoch",
-                stacklevel=6,
-            )
 
     def place(
         self,
@@ -400,8 +376,8 @@ class SiteHooks:
         if self._is_quiet(name):
             return output
         first = self.passes.reach(name)
-        if name not in self._checked:
-            self._check(name, module, h)
+        if name not in self.checked:
+            _check(self, name, module, h)
         assert isinstance(h, Tensor)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
@@ -468,26 +444,54 @@ class SiteHooks:
         out = self._blended(site, at)
         return _with_graph(out) if needs_graph else out
 
-    def _check(self, name: str, module: nn.Module, h: object) -> None:
-        """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
-        batch = self.passes.samples
-        # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
-        # such as windows of images, or the nodes of a graph.
-        time_first = self.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
-        path = self.paths[name]
-        check_features(name, path, module, h, self.declared, batch if time_first else None)
-        assert isinstance(h, Tensor)
-        site = self.sites.get(name)
-        if site is None:
-            layout = Layout(self.declared or "mlp")
-            between = None if path.source is None else Between()
-            self.place(name, layout.width_of(h), layout, between)
-        else:
-            before = site.place.channels
-            channels = Layout(site.place.topology, site.place.order).width_of(h)
-            if channels != before:
-                raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
-        self._checked.add(name)
+
+def _move_along(hooks: SiteHooks) -> None:
+    """Moves seeds to the dtype and the device that the model has now."""
+    form = _form_of(hooks.model)
+    if form is None or form == hooks.form:
+        return
+    before, hooks.form = hooks.form, form
+    for site in hooks.sites.values():
+        if site.seed is None:
+            continue
+        moved = [p for p in site.seed.parameters() if (p.device, p.dtype) == before]
+        site.seed.to(form[0], form[1] if moved else None)
+        hooks.moved(moved)
+
+
+def _warn_of_loading(hooks: SiteHooks) -> None:
+    """Warns once of a state that was loaded into the model while seeds were on, which it does not hold."""
+    on = [name for name, site in hooks.sites.items() if site.on]
+    if on and not hooks.said_loading:
+        hooks.said_loading = True
+        warnings.warn(
+            f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "
+            "it and stay as they are: to go back to an earlier epoch, make a new Grower, and load the states of "
+            "the model, the Grower and the optimizer of that epoch",
+            stacklevel=6,
+        )
+
+
+def _check(hooks: SiteHooks, name: str, module: nn.Module, h: object) -> None:
+    """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
+    batch = hooks.passes.samples
+    # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
+    # such as windows of images, or the nodes of a graph.
+    time_first = hooks.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
+    path = hooks.paths[name]
+    check_features(name, path, module, h, hooks.declared, batch if time_first else None)
+    assert isinstance(h, Tensor)
+    site = hooks.sites.get(name)
+    if site is None:
+        layout = Layout(hooks.declared or "mlp")
+        between = None if path.source is None else Between()
+        hooks.place(name, layout.width_of(h), layout, between)
+    else:
+        before = site.place.channels
+        channels = Layout(site.place.topology, site.place.order).width_of(h)
+        if channels != before:
+            raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
+    hooks.checked.add(name)
 
 
 class _Graph(torch.autograd.Function):

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import maybe_current_level
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -176,8 +177,7 @@ def samples_in(tensors: Iterable[Tensor]) -> int | None:
 
 def is_transformed() -> bool:
     """Whether the code runs within a transform of ``torch.func``, such as ``vmap``, whose tensors must not be kept."""
-    level: int | None = torch._C._functorch.maybe_current_level()
-    return level is not None
+    return maybe_current_level() is not None
 
 
 def _members(output: object) -> Iterable[object]:

@@ -25,7 +25,7 @@ from esper.hosts.inputs import features_of, source_of, with_features
 
 ARROW = "->"
 OTHER_ARROW = re.compile(r"(^|\s|[=~-])>|→")
-"""What looks like an arrow. Names of submodules may have ">" in them, as in torch_geometric's HeteroConv."""
+"""A text that looks like an arrow. Names of submodules may have ">" in them, as in torch_geometric's HeteroConv."""
 
 
 @dataclass(frozen=True)

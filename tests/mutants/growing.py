@@ -114,15 +114,15 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "seeds stay in the dtype of their birth",
             "esper/grower/sites.py",
-            "        self.passes.before_pass = self._move_along\n",
+            "        self.passes.before_pass = partial(_move_along, self)\n",
             "",
             "tests/grower/test_copies.py::test_seeds_follow_a_model_that_is_moved_to_another_dtype",
         ),
         Fault(
             "nothing is said of a state without the seeds that are on",
             "esper/grower/sites.py",
-            "        if on and not self._said_loading:\n",
-            "        if False:\n",
+            "    if on and not hooks.said_loading:\n",
+            "    if False:\n",
             "tests/grower/test_copies.py::test_a_state_that_is_loaded_while_seeds_are_on_is_said_once",
         ),
         Fault(
