@@ -349,3 +349,23 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
     if len(wrappers) > 1 or any(p.requires_grad and p not in averaged for p in model.parameters()):
         raise ConfigError("DistributedDataParallel holds only a part of the model: put all of it into one")
     return wrappers[0].module, Ranks(wrappers[0])
+
+
+class _Graph(torch.autograd.Function):
+    """The identity, whose output needs a gradient."""
+
+    @staticmethod
+    def forward(_context: Any, h: Tensor, _anchor: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def with_graph(h: Tensor) -> Tensor:
+    """Returns ``h`` as a part of a graph, so that a loss of a frozen network without seeds has a backward pass."""
+    if h.requires_grad:
+        return h
+    anchor = torch.zeros((), device=h.device, requires_grad=True)
+    return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]

@@ -19,6 +19,7 @@ from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.data.rng import kept_generators
+from esper.grower.gradients import with_graph
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
 from esper.hosts.example import is_transformed, samples_in, tensors_in
@@ -430,7 +431,7 @@ class SiteHooks:
         learns = training and torch.is_grad_enabled()
         needs_graph = self.frozen and learns
         if site.seed is None:
-            return _with_graph(at.h) if needs_graph else at.h
+            return with_graph(at.h) if needs_graph else at.h
         if site.seed.training != training:
             site.seed.train(training)
         if self._alphas is None and site.name == self._shadowed:
@@ -442,7 +443,7 @@ class SiteHooks:
                 return straight_through(site, at, self.draws[site.name].own())
             return at.h
         out = self._blended(site, at)
-        return _with_graph(out) if needs_graph else out
+        return with_graph(out) if needs_graph else out
 
 
 def _move_along(hooks: SiteHooks) -> None:
@@ -492,26 +493,6 @@ def _check(hooks: SiteHooks, name: str, module: nn.Module, h: object) -> None:
         if channels != before:
             raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
     hooks.checked.add(name)
-
-
-class _Graph(torch.autograd.Function):
-    """The identity, whose output needs a gradient."""
-
-    @staticmethod
-    def forward(_context: Any, h: Tensor, _anchor: Tensor) -> Tensor:
-        return h.clone()
-
-    @staticmethod
-    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def _with_graph(h: Tensor) -> Tensor:
-    """Returns ``h`` as a part of a graph, so that a loss of a frozen network without seeds has a backward pass."""
-    if h.requires_grad:
-        return h
-    anchor = torch.zeros((), device=h.device, requires_grad=True)
-    return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _form_of(model: nn.Module) -> tuple[torch.device, torch.dtype] | None:
