@@ -96,15 +96,13 @@ class PassHook:
     @property
     def inputs(self) -> int:
         """Number of values in the inputs of a sample of the last training pass; 0 before it, or without inputs."""
-        tensors = [tensor for tensor in tensors_in(self.last) if tensor.dim()]
-        if not tensors or not len(tensors[0]):
-            return 0
-        return sum(tensor.numel() for tensor in tensors) // len(tensors[0])
+        tensors = list(tensors_in(self.last))
+        samples = samples_in(tensors)
+        return sum(tensor.numel() for tensor in tensors if tensor.dim()) // samples if samples else 0
 
-    def watch_loading(self, module: nn.Module, loaded: Callable[[], None]) -> None:
-        """Calls ``loaded`` after each ``load_state_dict`` of ``module`` or of what holds it."""
+    def watch_loading(self, watched: Any, loaded: Callable[[], None]) -> None:
+        """Calls ``loaded`` after each ``load_state_dict`` of the module ``watched`` or of what holds it."""
         self._loaded = loaded
-        watched: Any = module  # torch gives the method no types
         self._handles.append(watched.register_load_state_dict_post_hook(self._after_loading))
 
     def _after_loading(self, _module: nn.Module, _keys: object) -> None:
