@@ -465,8 +465,7 @@ def _warn_of_loading(hooks: SiteHooks) -> None:
         hooks.said_loading = True
         warnings.warn(
             f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "
-            "it and stay as they are: to go back to an earlier epoch, make a new Grower, and load the states of "
-            "the model, the Grower and the optimizer of that epoch",
+            "it and stay as they are: to go back, make a new Grower and load all states of that epoch",
             stacklevel=6,
         )
 
