@@ -3,11 +3,15 @@
     python -m benchmarks.grower_cost --network digits --turns 40
     python -m benchmarks.grower_cost --network resnet18 --turns 20
     python -m benchmarks.grower_cost --network gpt2 --turns 20
+    python -m benchmarks.grower_cost --network mlp --turns 40 --merged
 
 For each number of seeds, three loops train the same network in turns: the bare loop, the loop with a Grower, and a bare
 loop whose model has the same seeds as ordinary modules, which is the arithmetic without a Grower. Seeds are incubating
 (straight through), then blended in. A validation by `grower.step` is printed in units of one validation of the bare
 model. Ratios are medians over the turns, with the range of their middle half.
+
+With `--merged`, layers grow by a half and the seeds are merged; a bare loop then trains an ordinary network of these
+widths. The Grower has three sites of each kind, all of them vacant again.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.hosts.seed_hook import attach
+from esper.hosts.widen import resize, shapes_of
 from esper.hosts.zoo import import_torchvision
 from esper.run.rollout import one_thread
 
@@ -62,6 +67,8 @@ class Network:
     sites: dict[str, str]
     """Three sites by slot name."""
     blueprint: str
+    widenings: dict[str, str]
+    """Sites at which layers can be wider, by slot name."""
 
 
 def in_batches(x: Tensor, y: Tensor, rows: int) -> list[Batch]:
@@ -84,6 +91,22 @@ def digits() -> Network:
         optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         sites=sites,
         blueprint="depthwise",
+        widenings={"r2c0": "0.0 -> 2.0", "r2c1": "2.0 -> 3.2"},
+    )
+
+
+def mlp() -> Network:
+    """Returns an MLP for the task `digits`, 3,466 parameters, and the task's training data in batches of 128."""
+    x, y = inputs_of(load().train)  # type: ignore[arg-type]
+    layers = [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+    return Network(
+        model=nn.Sequential(*layers, nn.Linear(32, 10)),
+        batches=in_batches(x, y, 128),
+        logits=lambda model, rows: model(rows),
+        optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        sites={"r0c0": "1", "r0c1": "3"},
+        blueprint="mlp_small",
+        widenings={"r2c0": "1 -> 3", "r2c1": "3 -> 5"},
     )
 
 
@@ -99,6 +122,9 @@ def resnet18() -> Network:
         optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         sites={"r0c0": "layer1", "r1c0": "layer2", "r2c0": "layer3"},
         blueprint="depthwise",
+        widenings={
+            f"r3c{i - 1}": f"layer{i}.0.conv1 -> layer{i}.0.conv2" for i in (1, 2, 3)
+        },
     )
 
 
@@ -131,10 +157,14 @@ def gpt2() -> Network:
             "r2c0": "transformer.h.2",
         },
         blueprint="lora",
+        widenings={
+            f"r3c{i}": f"transformer.h.{i}.mlp.c_fc -> transformer.h.{i}.mlp.c_proj"
+            for i in range(3)
+        },
     )
 
 
-NETWORKS = {"digits": digits, "resnet18": resnet18, "gpt2": gpt2}
+NETWORKS = {"digits": digits, "mlp": mlp, "resnet18": resnet18, "gpt2": gpt2}
 
 
 class Loop:
@@ -252,6 +282,55 @@ def measure(network: Network, seeds: int, blended: bool, turns: int) -> str:
     return f"| {' | '.join(row)} |"
 
 
+class Widens(PerEnvController):
+    """Plants a widening in each of these slots."""
+
+    def __init__(self, env: LoopEnv, slots: Iterable[str]) -> None:
+        super().__init__(env.action_spec, env.layout, 1)
+        self.waiting = list(slots)
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        if not self.waiting:
+            return self.spec.encode(Op.WAIT)
+        slot = self.waiting.pop()
+        return self.spec.encode(Op.GERMINATE, slot=slot, blueprint="widen_half")
+
+
+def measure_merged(network: Network, turns: int) -> str:
+    """Returns a row of the table of merged networks."""
+    loop = Loop(network)
+    grower = Grower(
+        loop.model,
+        {**network.sites, **network.widenings},
+        loop.optimizer,
+        lambda env: Widens(env, network.widenings),
+        EPOCHS,
+        merge=True,
+    )
+    for _ in range(3):
+        loop.epoch()
+        grower.step(loop.evaluate)
+    if grower.merged.keys() != network.widenings.keys():
+        raise RuntimeError(f"only {grower.merged} were merged")
+    bare = Loop(network)
+    resize(bare.model, shapes_of(loop.model))
+    bare.model.load_state_dict(loop.model.state_dict())
+    bare.optimizer = network.optimizer(bare.model.parameters())
+    for each in (loop, bare):
+        each.epoch()
+    ratios = []
+    for turn in range(turns):
+        times = {}
+        # Whichever comes first does so in every other turn.
+        for name, each in sorted(
+            {"bare": bare, "loop": loop}.items(), reverse=turn % 2 == 1
+        ):
+            times[name] = seconds(each.epoch)
+        ratios.append(times["loop"] / times["bare"])
+    parameters = sum(p.numel() for p in bare.model.parameters())
+    return f"| {len(network.widenings)} | {parameters:,} | {spread(ratios)} |"
+
+
 def spread(values: list[float]) -> str:
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
@@ -264,9 +343,17 @@ def main() -> None:
     )
     parser.add_argument("--network", choices=NETWORKS, default="digits")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument(
+        "--merged", action="store_true", help="measure epochs after a merge"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(0)
     network = NETWORKS[arguments.network]()
+    if arguments.merged:
+        print("| merged seeds | parameters | Grower / ordinary network |")
+        print("|---|---|---|")
+        print(measure_merged(network, arguments.turns))
+        return
     print(
         "| seeds | Grower | ordinary modules | Grower / ordinary modules | grower.step, in validations |"
     )

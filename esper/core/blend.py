@@ -16,6 +16,11 @@ from torch.nn import functional
 from esper.core.place import SPATIAL
 from esper.core.ramps import BlendOperator
 
+CONTAINER = "grown_seeds"
+"""Name of the submodule that registers kept seeds."""
+GROWING = "_growing_seeds"
+"""Name of the attribute that holds growing seeds. It is not registered: torch does not see them."""
+
 AT_BIRTH = 0.1
 """Factor of a delta at birth, which keeps a new seed small."""
 TINY = 1e-30

@@ -177,7 +177,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of the training of a host before its first epoch; 0 for what is not."""
+    """All that is known of the training of a host before its first epoch; 0 for what is not."""
 
     samples: int = 0
     """Number of training samples."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -113,15 +112,13 @@ class BlueprintCatalog:
 
         Only what was possible at first still is.
         """
-        catalog = BlueprintCatalog(self.topology, host.sites, self.registry, self.spec)
+        return self.at(host.sites)._sizes(host, sample, first.kinds)
+
+    def at(self, places: Sequence[Place]) -> BlueprintCatalog:
+        """Returns the catalog of the same seeds at ``places``, whose layers have grown."""
+        catalog = BlueprintCatalog(self.topology, places, self.registry, self.spec)
         catalog._costs = self._costs  # merges change the layers of few places
-        sizes = catalog._sizes(host, sample, first.kinds)
-        possible = first.parameters > 0
-        return replace(
-            sizes,
-            parameters=np.where(possible, sizes.parameters, 0),
-            flops=np.where(possible, sizes.flops, 0.0),
-        )
+        return catalog
 
     def _sizes(
         self,
@@ -204,7 +201,7 @@ class BlueprintCatalog:
         """Yields the seeds that could be planted: the indices of slot and blueprint, the recipe, and the place."""
         for place in self.places:
             for name, recipe in self.registry.fitting(self.topology, place).items():
-                if name in self.spec.blueprints:
+                if name in self.spec.offers(place.name):
                     s = self.spec.slots.index(place.name)
                     b = self.spec.blueprints.index(name)
                     yield s, b, recipe, place

@@ -296,7 +296,6 @@ class PlantedBackend(Backend):
         shared = self._shared(leaning)
         kept = np.where(slots.fossil, realised, 0.0)
         unkept = np.where(slots.fossil, 0.0, leaning)
-
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar + self.merged_gain.sum(axis=1)
         return Accuracies(
             accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),

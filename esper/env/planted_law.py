@@ -86,7 +86,7 @@ class SimParams:
     width: int = 16
     """Units of the layer in each slot. A merge widens it in the ratio in which the host's parameters grow there."""
     setting: Setting = SETTING
-    """What is known of the training of these hosts."""
+    """All that is known of the training of these hosts."""
     floor: float = 10.0
     ceiling: float = 65.0
     host_time: float = 0.2

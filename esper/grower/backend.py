@@ -1,13 +1,7 @@
-"""A model in a user's training loop as a backend of the phase loop: one host, E = 1.
-
-Some seeds would compute something else where they are used: generation with a cache runs a layer on the new positions
-only, and the padding of a batch depends on the other samples in it. A seed that mixes the positions of a sequence would
-need the layer's own cache and mask.
-"""
+"""A model in a user's training loop as a backend of the phase loop: one host, E = 1."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -18,35 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
-from esper.core.action import STYLES
+from esper.core.action import STYLES, ActionSpec
 from esper.core.blend import Seed
-from esper.core.blueprints import BlueprintRegistry
-from esper.core.place import SEQUENCES, Features, Place
+from esper.core.blueprints import Blueprint, BlueprintRegistry
+from esper.core.place import Features
 from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import EnvState
+from esper.core.state import Choices, EnvState
 from esper.data.rng import kept_generators
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Merge
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
+from esper.grower.layouts import mixes_positions, obstacle
+from esper.grower.merging import LoopMerger, sizes_of_model
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
-from esper.grower.sites import SiteHooks
+from esper.grower.sites import SiteHooks, follow_layers
 from esper.grower.stepping import move_state
 from esper.hosts.host import kept_modes
-from esper.hosts.layout import Layout
+from esper.hosts.widen import resize
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
-
-MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
-"""Arguments [B, T] that say which positions are padding."""
 
 
 class LoopHost:
@@ -61,7 +54,6 @@ class LoopHost:
         self.groups = groups
         self.epoch = 0
         """Number of epochs since the first :meth:`Grower.step`."""
-        self._finite = finite_buffers(hooks.model)
 
     def assign(
         self,
@@ -125,7 +117,7 @@ class LoopHost:
         for site in self.hooks.sites.values():
             if site.seed is not None and site.fossil:
                 parameters.extend(site.seed.parameters())
-        return float(count_not_finite(model, self._finite, parameters))
+        return float(count_not_finite(model, finite_buffers(model), parameters))
 
 
 class LoopBackend(Backend):
@@ -134,20 +126,24 @@ class LoopBackend(Backend):
     Args:
         hooks: the seeds in the model.
         groups: their parameter groups.
+        merger: makes kept ones a part of the layers.
         blueprints: what seeds are built from.
         config: the seed of new weights, and the counterfactuals.
         points: percentage points in a unit of the score.
         governed: whether a bad model is rolled back.
+        spec: names of slots and blueprints, if the model has grown since they were chosen.
     """
 
     def __init__(
         self,
         hooks: SiteHooks,
         groups: SeedGroups,
+        merger: LoopMerger,
         blueprints: BlueprintRegistry,
         config: ResolvedConfig,
         points: float,
         governed: bool,
+        spec: ActionSpec | None = None,
     ) -> None:
         self.hooks = hooks
         self.groups = groups
@@ -155,7 +151,9 @@ class LoopBackend(Backend):
         self.config = config
         self.points = points
         places = [site.place for site in hooks.sites.values()]  # in execution order
-        self.spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+        if spec is None:
+            spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+        self.spec = spec
         self.sites = [hooks.sites[name] for name in self.spec.slots]
         """Sites in the order of the arrays' slots."""
         self.catalog = BlueprintCatalog(hooks.topology, [site.place for site in self.sites], blueprints, self.spec)
@@ -175,6 +173,7 @@ class LoopBackend(Backend):
             durations = Durations.of(config, config.env.episode_length)
             self.governor = Governor(config.governor, durations, classes=None)
         self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
+        self.merger = merger
         # The owners of gradients are the host and the seed of each site.
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
         groups.gradient_stats = self.gradient_stats
@@ -227,6 +226,29 @@ class LoopBackend(Backend):
     def _seed(self, purpose: RngStream) -> int:
         return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
 
+    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        merged, parameters, flops = self.merger.merge(self.sites, due[0])
+        if not merged.any():
+            return {}
+        follow_layers(self.hooks)
+        self.governance.rebase(state)
+        return {0: Merge(merged, parameters, flops, self.sizes())}
+
+    def sizes(self) -> Choices:
+        """Returns the sizes of the model and of the seeds that could be planted, as they are now."""
+        catalog = self.catalog.at([site.place for site in self.sites])
+        host_parameters, host_flops = sizes_of_model(self.hooks)
+        # A site may have several rows of features for one sample, such as the windows of an image.
+        rows = np.array([self.hooks.rows[slot] for slot in self.spec.slots])
+        return Choices(
+            host_parameters=host_parameters,
+            host_flops=host_flops,
+            parameters=catalog.parameters(),
+            flops=catalog.flops(self.hooks.probes) * rows[:, None],
+            widths=catalog.widths(),
+            kinds=catalog.kinds(self.config.env.at_once),
+        )
+
     def remove(self, where: Bools) -> None:
         for _, s in np.argwhere(where).tolist():
             self.host.remove(self.sites[s])
@@ -244,15 +266,18 @@ class LoopBackend(Backend):
         evaluate: Evaluate,
         decision: int,
         epoch: int,
+        training: tuple[float, float] | None,
     ) -> None:
         """Scores all networks that are to be compared, after ``epoch`` epochs and ``decision`` decisions.
 
+        ``training`` are the mean loss and score of the epoch's training batches; None: they are not known.
         Unless ``env.counterfactual_every`` is set, these are at most two and one for each living seed: to score a
         network may be slow.
 
         Raises TypeError or ValueError as :func:`read_score` does; if the model is governed, scores after the first
         need not be finite.
         """
+        self.training = training
         sites = list(self.hooks.sites.values())  # execution order
         buffers: list[Tensor] = []
         for site in sites:
@@ -348,29 +373,17 @@ class LoopBackend(Backend):
             planted = hooks.sites[name].planted
             if planted is None:
                 continue
-            weights = planted.module.state_dict()
-            seeds[name] = {
-                "blueprint": planted.blueprint.name,
-                "style": planted.style.name,
-                "weights": {key: value.detach().cpu().clone() for key, value in weights.items()},
-            }
+            seeds[name] = _saved_seed(planted)
             draws[name] = hooks.draws[name].state_dict()
-        layouts = {}
-        channels = {}
-        for name, site in hooks.sites.items():
-            layouts[name] = (site.place.topology, site.place.order)
-            channels[name] = site.place.channels
         buffers = {}
         for name, shadow in hooks.own_buffers.items():
             buffers[name] = [buffer.cpu().clone() for buffer in shadow.tensors()]
         return {
+            "grown": self.merger.state_dict(),
             "seeds": seeds,
             "buffers": buffers,
-            "layouts": layouts,
-            "channels": channels,
-            "between": {name: asdict(between) for name, between in hooks.between.items()},
             "draws": draws,
-            "probes": {name: _saved_probe(probe) for name, probe in hooks.probes.items()},
+            **_saved_places(hooks),
             "germinations": self.germinations,
             "ages": dict(self.groups.ages),
             "repeated": self.warnings.repeated,
@@ -382,15 +395,14 @@ class LoopBackend(Backend):
         hooks = self.hooks
         self.germinations = saved["germinations"]
         self.warnings.repeated = saved["repeated"]
+        hooks.rows.update(saved["rows"])
         for name, (h, source) in saved["probes"].items():
             probe = Features(h, h if source is None else source)
             hooks.probes[name] = probe.each(lambda values: values.to(device))
         for name, recipe in saved["seeds"].items():
             site = hooks.sites[name]
             blueprint = self.blueprints.at(hooks.topology, site.place, recipe["blueprint"])
-            with seeded(0):  # all weights are overwritten
-                seed = site.plant(blueprint, BLEND_STYLES[recipe["style"]], hooks.probes[name])
-            seed.module.load_state_dict(recipe["weights"])
+            seed = _planted_again(site, blueprint, recipe, hooks.probes[name])
             self._prepare(name, seed)
             hooks.draws[name].load_state_dict(saved["draws"][name])
         self.groups.ages.update(saved["ages"])
@@ -406,85 +418,58 @@ class LoopBackend(Backend):
         self.groups.close()
 
 
+def _saved_seed(planted: PlantedSeed) -> dict[str, Any]:
+    """Returns what is needed to plant a seed again, with copies of its weights."""
+    weights = planted.module.state_dict()
+    return {
+        "blueprint": planted.blueprint.name,
+        "style": planted.style.name,
+        "weights": {key: value.detach().cpu().clone() for key, value in weights.items()},
+        "leading": planted.module.leading,
+        "stays": planted.stays,
+    }
+
+
+def _planted_again(
+    site: Site,
+    blueprint: Blueprint,
+    recipe: Mapping[str, Any],
+    probe: Features,
+) -> PlantedSeed:
+    """Plants a seed that :func:`_saved_seed` has saved."""
+    with seeded(0):  # all weights are overwritten
+        seed = site.plant(
+            blueprint,
+            BLEND_STYLES[recipe["style"]],
+            probe,
+            leading=recipe["leading"],
+        )
+    seed.stays = recipe["stays"]
+    shapes = {key: value.shape for key, value in recipe["weights"].items()}
+    resize(seed.module, shapes)  # layers may have grown since it was made
+    seed.module.load_state_dict(recipe["weights"])
+    return seed
+
+
+def _saved_places(hooks: SiteHooks) -> dict[str, Any]:
+    """Returns where the sites lie and what was last seen there, by slot."""
+    layouts = {}
+    channels = {}
+    for name, site in hooks.sites.items():
+        layouts[name] = (site.place.topology, site.place.order)
+        channels[name] = site.place.channels
+    return {
+        "layouts": layouts,
+        "channels": channels,
+        "between": {name: asdict(between) for name, between in hooks.between.items()},
+        "probes": {name: _saved_probe(probe) for name, probe in hooks.probes.items()},
+        "rows": dict(hooks.rows),
+    }
+
+
 def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
     """Returns copies of the features at the sink and at the source; None for a source that is the sink."""
     h = probe.h.cpu().clone()
     if probe.source is probe.h:
         return h, None
     return h, probe.source.cpu().clone()
-
-
-def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
-    """Tries whether a position of the delta for the ``features`` of a sequence at ``place`` depends on another one."""
-    if features.dim() != 3 or place.topology not in SEQUENCES:
-        return False
-    dimension = Layout(place.topology, place.order).positions
-    length = features.shape[dimension]
-    if length < 2:
-        return False
-    mode = seed.training
-    changed = features.clone()
-    # Only the first position changes: the delta at the others changes with it if the seed mixes positions.
-    changed.select(dimension, 0).add_(1)
-    with torch.no_grad():
-        seed.eval()
-        before = seed(features).narrow(dimension, 1, length - 1)
-        after = seed(changed).narrow(dimension, 1, length - 1)
-    seed.train(mode)
-    return not torch.equal(before, after)
-
-
-def obstacle(
-    model: nn.Module,
-    topology: str,
-    last: tuple[tuple[Any, ...], dict[str, Any]] | None,
-) -> str | None:
-    """Returns why a seed that mixes positions cannot be planted in ``model``; None if it can.
-
-    ``last`` are the positional and named arguments of the last training pass.
-    """
-    if topology == "transformer" and any(map(_generates, model.modules())):
-        return "the model generates with a cache of earlier positions, which the seed does not have"
-    if last is None:
-        return None
-    arguments, keywords = last
-    if any(map(_hides_some, _masks(model, arguments, keywords))):
-        return "batches are padded, and the seed does not see the mask"
-    return None
-
-
-def _generates(module: nn.Module) -> bool:
-    """Whether a model of Hugging Face generates text."""
-    can_generate = getattr(module, "can_generate", None)
-    return callable(can_generate) and bool(can_generate())
-
-
-def _masks(
-    model: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> Iterator[Tensor]:
-    """Yields the masks among the arguments of the model, also in dicts."""
-    try:
-        named = inspect.signature(model.forward).bind_partial(*arguments, **keywords).arguments
-    except TypeError:
-        named = keywords
-    waiting: list[Any] = [named]
-    while waiting:
-        mapping = waiting.pop()
-        if not isinstance(mapping, Mapping):
-            continue
-        for name, value in mapping.items():
-            if isinstance(value, Tensor) and name in MASKS:
-                yield value
-            elif isinstance(value, list | tuple):
-                waiting.extend(value)
-            else:
-                waiting.append(value)
-
-
-def _hides_some(mask: Tensor) -> bool:
-    """Whether a mask treats some positions in another way than others."""
-    if mask.dim() != 2 or mask.numel() == 0:
-        return False
-    return bool((mask != mask.flatten()[0]).any())

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
-from esper.core.action import Op
+from esper.core.action import ActionSpec, Op
 from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied
 from esper.data.rng import kept_generators
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
+from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
-from esper.hosts.between import Trace
-from esper.hosts.example import cloned, counting, outputs_for
 from esper.hosts.host import kept_modes
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
@@ -32,10 +30,6 @@ logger = logging.getLogger(__name__)
 LOSS_SPREAD = 0.02
 """Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
 other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
-
-
-Counted = tuple[float, Tensor]
-"""Operations of a forward pass, a sample: of the model, and of each seed that could be planted, float64 [S, B]."""
 
 
 def probe_untrained(hooks: SiteHooks, evaluate: Callable[[nn.Module], object]) -> None:
@@ -58,72 +52,68 @@ def require_reached(hooks: SiteHooks) -> None:
         )
 
 
-def infer_layouts(hooks: SiteHooks) -> None:
-    """Infers the layouts of the sites without a declared layout, and the layers between sources and sinks.
+def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
+    """Raises RuntimeError if the model or a seed was not trained since the last decision.
 
-    Raises ConfigError if the model cannot run on the last batch in eval mode.
+    ``steps_before`` is the number of the optimizer's steps then; ``incubated`` whether shadow losses were given.
     """
-    wanted = hooks.paths
-    if hooks.declared is not None:
-        wanted = {name: path for name, path in wanted.items() if path.source is not None}
-    if not wanted:
-        return
-    if hooks.passes.last is None:
-        raise ConfigError(
-            "no pass has called the model itself, only methods or parts of it, so that nothing shows how features lie "
-            "in memory: call model(x) in the loop or in evaluate, or pass topology="
+    if groups.steps == steps_before:
+        raise RuntimeError(
+            "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
+            "optimizer that the Grower was given"
         )
-    try:
-        trace = Trace(hooks.model, partial(run_last, hooks), list(wanted.values()))
-        layouts = trace.layouts(wanted, hooks.declared, hooks.passes.samples)
-    except ConfigError as error:
-        places = ", ".join(map(str, wanted.values()))
-        raise ConfigError(
-            f"what lies at {places} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
-            "sites that read their sink need no pass if topology= says what they return"
-        ) from error
-    for name, path in wanted.items():
-        between = None if path.source is None else trace.between(path)
-        hooks.place(name, trace.width(path.sink, layouts[name]), layouts[name], between)
+    unseen = [name for name in hooks.sites if name not in hooks.probes]
+    if unseen:
+        raise RuntimeError(
+            f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
+            "leave only frozen submodules in eval mode"
+        )
+    waiting = [name for name, site in hooks.sites.items() if site.incubating and site.learning]
+    if waiting and not hooks.straight_through and not incubated:
+        raise RuntimeError(
+            f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
+            "grower.incubate(lambda: loss of the batch) before each optimizer step"
+        )
+    waiting_for_samples = hooks.empty - hooks.learned  # such as an expert without tokens
+    untaught = [name for name in groups.without_gradient if name not in waiting_for_samples]
+    if untaught:
+        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
+        cause = "the loss does not depend on the output of its submodule"
+        if not hooks.learned.issuperset(untaught):
+            cause = "its submodule ran without gradients: take it out of torch.no_grad()"
+        raise RuntimeError(
+            f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
+            "requires_grad_(False) on its parameters"
+        )
 
 
-def count_operations(hooks: SiteHooks) -> float:
-    """Returns the operations of a forward pass of the model, a sample of the last batch.
-
-    They are 0 if nothing can be counted: the model cannot run on the batch in eval mode, or its inputs have no samples.
-    """
-    if hooks.passes.last is None:
-        return 0.0
-    try:
-        with counting() as counter:
-            run_last(hooks)
-    except ConfigError as error:
-        logger.info("the operations of a pass are not known: %s", error)
-        return 0.0
-    samples = hooks.passes.samples
-    if not samples:
-        return 0.0
-    return counter.get_total_flops() / samples
+def _saved(choices: Choices, spec: ActionSpec) -> dict[str, Any]:
+    """Returns the sizes and names with which a Grower began, as plain values and tensors."""
+    return {
+        "host_parameters": choices.host_parameters,
+        "host_flops": choices.host_flops,
+        "parameters": copied(choices.parameters),
+        "flops": copied(choices.flops),
+        "widths": copied(choices.widths),
+        "kinds": copied(choices.kinds),
+        "slots": list(spec.slots),
+        "blueprints": list(spec.blueprints),
+        "offered": [list(names) for names in spec.offered],
+    }
 
 
-def run_last(hooks: SiteHooks) -> list[Tensor]:
-    """Returns the tensors that the model returns for the last batch in eval mode.
-
-    It runs without compiled code, which would hide its layers.
-    """
-    arguments, keywords = cloned(hooks.passes.last)
-    with torch.compiler.set_stance("force_eager"):
-        return outputs_for(hooks.model, arguments, keywords)
-
-
-def count(backend: LoopBackend) -> Counted:
-    """Counts the operations of the model and of seeds, in passes of the last batch and of the probes."""
-    hooks = backend.hooks
-    spec = backend.spec
-    seeds = backend.catalog.flops(hooks.probes)
-    # A site may have several rows of features for one sample, such as the windows of an image.
-    rows = np.array([hooks.rows[slot] for slot in spec.slots])
-    return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
+def first_choices(saved: Mapping[str, Any]) -> tuple[Choices, ActionSpec]:
+    """Returns the sizes and names with which a saved Grower began."""
+    choices = Choices(
+        host_parameters=saved["host_parameters"],
+        host_flops=saved["host_flops"],
+        parameters=saved["parameters"].numpy(),
+        flops=saved["flops"].numpy(),
+        widths=saved["widths"].numpy(),
+        kinds=saved["kinds"].numpy(),
+    )
+    offered = tuple(map(tuple, saved["offered"]))
+    return choices, ActionSpec(tuple(saved["slots"]), tuple(saved["blueprints"]), offered)
 
 
 class LoopEnv(SlotVectorEnv):
@@ -138,7 +128,7 @@ class LoopEnv(SlotVectorEnv):
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None without such a loop.
         emit: receives events of what happens.
-        counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
+        first: the sizes of the model and of its seeds at first; None: they are those of now.
         setting: what is known of the training.
     """
 
@@ -150,21 +140,20 @@ class LoopEnv(SlotVectorEnv):
         backend: LoopBackend,
         baseline: tuple[float, ...] | None,
         emit: Callable[[Event], None],
-        counted: Counted | None,
+        first: Choices | None,
         setting: Setting,
     ) -> None:
         self.backend: LoopBackend = backend
-        config = backend.config
-        host_flops, seed_flops = counted or count(backend)
-        choices = Choices(
-            host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
-            host_flops=host_flops,
-            parameters=backend.catalog.parameters(),
-            flops=seed_flops.numpy(),
-            widths=backend.catalog.widths(),
-            kinds=backend.catalog.kinds(config.env.at_once),
+        choices = first or backend.sizes()
+        super().__init__(
+            backend.config,
+            backend.spec,
+            backend,
+            Spans(marks=False),
+            choices,
+            setting,
+            emit=emit,
         )
-        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, setting, emit=emit)
         self.configure(learns=False)  # one episode
         self.known = baseline
         self.removed: dict[str, str] = {}
@@ -213,6 +202,10 @@ class LoopEnv(SlotVectorEnv):
         """Remembers the number of steps in an epoch, which a loop shows when one is over."""
         self._know(replace(self.setting, updates=updates))
 
+    def note_needs(self, needs: Mapping[str, float]) -> None:
+        """Remembers the need of vacant slots until the next validation, in units of the loss."""
+        self.backend.needs = dict(needs)
+
     def _know(self, setting: Setting) -> None:
         self.setting = setting
         self.rules = replace(self.rules, setting=setting)
@@ -232,7 +225,7 @@ class LoopEnv(SlotVectorEnv):
         state = super().state_dict()
         state["without_seeds"] = copied(self.without_seeds)
         state["setting"] = asdict(self.setting)
-        state["counted"] = (self.choices.host_flops, copied(self.choices.flops))
+        state["first"] = _saved(self.choices, self.action_spec)
         state["removed"] = dict(self.removed)
         return state
 
@@ -250,7 +243,8 @@ class LoopEnv(SlotVectorEnv):
         epoch = int(state.epoch[0])
         self.without_seeds[:, epoch] = state.all_off[0], state.all_off_loss[0]
         # A model that has trained with a seed from the start is not without it what it would be.
-        leans = (state.slots.fossil & self.backend.at_once[state.slots.blueprint]).any()
+        slots = state.slots
+        leans = (slots.fossil & self.backend.at_once[slots.blueprint]).any() or slots.merges.any()
         if epoch and (leans or np.isnan(state.all_off[0])):
             self.without_seeds[:, epoch] = self.without_seeds[:, epoch - 1]
         self.rules = replace(self.rules, baseline=self._curve())

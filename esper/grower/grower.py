@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from esper.agents.controller import Controller
 from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
-from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
-from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.core.place import Place
-from esper.core.state import Setting
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.grower.backend import LoopBackend
-from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, require_reached
-from esper.grower.gradients import Ranks, plain_model
-from esper.grower.optimizer import SeedGroups, SeedOptions
+from esper.grower.checks import (
+    FORMAT,
+    check_blueprints,
+    check_incubation,
+    check_merge,
+    check_numbers,
+    check_state,
+    resolved,
+    setting_of,
+)
+from esper.grower.env import LoopEnv, first_choices, probe_untrained, require_reached, require_trained
+from esper.grower.gradients import plain_model
+from esper.grower.layouts import infer_layouts
+from esper.grower.merging import LoopMerger
+from esper.grower.optimizer import SeedGroups, SeedOptions, first_rate
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import Between
 from esper.hosts.container import network_of
 from esper.hosts.find import Sites, named_sites
 from esper.hosts.layout import Layout, check_sites
-from esper.hosts.seed_hook import SitePath, require_finished
-from esper.hosts.widen import warn_unmerged
+from esper.hosts.merge import warn_unmerged
+from esper.hosts.seed_hook import require_finished
+from esper.hosts.sources import SitePath
 from esper.telemetry.event import ActionTaken, Event
 
 if TYPE_CHECKING:
     from esper.grower.log import LoopLog
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 6
-"""Format of a Grower's state."""
 
 
 class Grower:
@@ -100,6 +104,8 @@ class Grower:
         samples: number of training samples, or their DataLoader; None: trained agents do not know it.
         classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
             with the first one.
+        merge: whether seeds that were kept for an epoch become a part of the layers, if they can, as ``env.merge``
+            says; their slots can then grow again. Parameters of the model stay the same objects, with other shapes.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
@@ -132,6 +138,7 @@ class Grower:
         scaler: torch.amp.GradScaler | None = None,
         samples: object = None,
         classes: int | None = None,
+        merge: bool = False,
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
@@ -139,9 +146,9 @@ class Grower:
         require_finished(model)
         followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
-        _check_numbers(horizon, baseline, points)
-        self._setting = _setting_of(samples, classes)
-        _check_incubation(incubation, ranks)
+        check_numbers(horizon, baseline, points)
+        self._setting = setting_of(samples, classes)
+        check_incubation(incubation, ranks)
         self.model = model
         self.horizon = horizon
         self.points = points
@@ -149,12 +156,15 @@ class Grower:
         """Whether the controller acted before the first epoch."""
         if not isinstance(config, TrainingConfig):
             config = TrainingConfig.parse(dict(config or {}))
-        self.config = _resolved(config, horizon - 1)
+        if merge:
+            config = config.with_values(env={"merge": True})
+        self.config = resolved(config, horizon - 1)
+        check_merge(self.config, ranks)
         ControllerSpec.of(controller).check()
         self._loaded_controller = loaded(controller)
         self.blueprints = BLUEPRINTS.copy_of(blueprints)
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
+        check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
         self.governed = governor
@@ -162,6 +172,7 @@ class Grower:
         self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)
+        self.merger = LoopMerger(self.hooks, self.groups)
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
@@ -189,10 +200,10 @@ class Grower:
         """
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
-        self.config = _resolved(self.config, self.horizon)  # one more decision
+        self.config = resolved(self.config, self.horizon)  # one more decision
         self.started = True
         probe_untrained(self.hooks, evaluate)
-        return self._decide(evaluate)
+        return _decide(self, evaluate)
 
     def step(self, evaluate: Evaluate, training: tuple[float, float] | None = None) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
@@ -207,35 +218,8 @@ class Grower:
         """
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
-        _require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
-        return self._decide(evaluate, 1, training)
-
-    def _decide(
-        self,
-        evaluate: Evaluate,
-        epochs: int = 0,
-        training: tuple[float, float] | None = None,
-    ) -> GrowthStep:
-        """Lets the controller act on the model as it is after ``epochs`` more epochs."""
-        if self.hooks.passes.last is None:  # the loop may call parts of the model, and evaluate the model itself
-            probe_untrained(self.hooks, evaluate)
-        env = self._opened()
-        # One decision followed each earlier epoch, and one came before the first if the loop was started early.
-        decisions = self.epoch + self.started * epochs
-        env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
-        env.backend.training = training
-        if epochs:
-            env.note_updates(self.groups.steps - self._steps_before)
-        observation = env.end_epoch() if decisions else env.begin()
-        self.epoch += epochs
-        self._steps_before = self.groups.steps
-        self._incubated = False
-        before = slots_of(env, self.points)
-        if not env.done[0]:
-            env.play(self.controller, observation)
-        events = self._events
-        self._events = []
-        return report(env, self.epoch, self.points, events, before)
+        require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
+        return _decide(self, evaluate, 1, training)
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Trains incubating seeds on a batch, with ``incubation="shadow"``; call it before the optimizer steps.
@@ -251,17 +235,22 @@ class Grower:
     def measure_need(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> dict[str, float]:
         """Measures the need of vacant slots on two batches, for the next :meth:`step`; call it after an epoch.
 
-        Each function computes the mean loss of another batch with the model in training mode. Nothing of the training
-        changes. Returns needs in units of the loss by slot, see the page on how a step runs; slots without two layers
-        between source and sink have none.
+        Nothing of the training changes. Returns needs in units of the loss by slot, see the page on how a step runs;
+        slots without two layers between source and sink have none.
 
-        Raises ConfigError for a loss that does not depend on the model.
+        Args:
+            first: computes the mean loss of a batch with the model in training mode.
+            second: computes that of another batch.
+
+        Raises:
+            ConfigError: a loss does not depend on the model.
         """
         from esper.grower.need import measure_need  # few loops measure it
 
         env = self._opened()
-        env.backend.needs = measure_need(self.hooks, first, second)
-        return dict(env.backend.needs)
+        needs = measure_need(self.hooks, first, second)
+        env.note_needs(needs)
+        return needs
 
     def follow(self, average: nn.Module) -> None:
         """Lets ``average``, an average of the weights that was made after this Grower, use the seeds.
@@ -284,7 +273,7 @@ class Grower:
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        if not self.kept:
+        if not self.kept and not self.merged:
             logger.warning(why_nothing(self.env))
         from esper.grower.finish import finish  # no loop needs it before
 
@@ -292,7 +281,7 @@ class Grower:
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
-            self.log.finish(self.env, len(self.kept), sum(p.numel() for p in self.model.parameters()))
+            self.log.finish(self.env, sum(p.numel() for p in self.model.parameters()))
         return self.model
 
     def close(self) -> None:
@@ -308,15 +297,16 @@ class Grower:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Blueprints of the seeds that were kept, by slot."""
-        kept = {}
-        for name, site in self.hooks.sites.items():
-            if site.fossil and site.planted is not None:
-                kept[name] = site.planted.blueprint.name
-        return kept
+        """Blueprints of the seeds that were kept beside the layers, by slot."""
+        return _kept_in(self.hooks)
+
+    @property
+    def merged(self) -> dict[str, tuple[str, ...]]:
+        """Blueprints of the seeds that became a part of the layers before the end, in order, by slot."""
+        return {name: tuple(blueprints) for name, blueprints in self.merger.merged.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of growth: load it before the optimizer's state, which includes that of the seeds."""
+        """Returns the state of growth: load it before those of the model, which may be wider, and of the optimizer."""
         state: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.epoch,
@@ -335,165 +325,119 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        _check_state(state, self.slots)
+        check_state(state, self.slots)
         if state["started"]:
-            self.config = _resolved(self.config, self.horizon)
+            self.config = resolved(self.config, self.horizon)
             self.started = True
         if "env" in state:
-            hosts = state["env"]["hosts"]
-            for name, count in hosts["channels"].items():
-                between = Between(**hosts["between"][name]) if name in hosts["between"] else None
-                self.hooks.place(name, count, Layout(*hosts["layouts"][name]), between)
-            self._opened(state["env"]["counted"]).load_state_dict(state["env"])
+            _take_layers(self, state["env"]["hosts"])
+            self._opened(state["env"]["first"]).load_state_dict(state["env"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
             self.hooks.passes.before_first = None
             self.log.resume(state["log"], self.config, self.epoch)
 
-    def _opened(self, counted: Counted | None = None) -> LoopEnv:
+    def _opened(self, saved: Mapping[str, Any] | None = None) -> LoopEnv:
         """Returns the env; the first call makes it, since sites are known only after a forward pass.
 
-        ``counted`` are the operations that a saved Grower has counted; None for a new one.
+        ``saved`` are the sizes with which a saved Grower began; None for a new one.
         """
         if self.env is not None:
             return self.env
-        require_reached(self.hooks)
-        if counted is None:
-            infer_layouts(self.hooks)
-        backend = LoopBackend(self.hooks, self.groups, self.blueprints, self.config, self.points, self.governed)
-        setting = replace(self._setting, inputs=self.hooks.passes.inputs, learning_rate=self.groups.first_rate)
-        env = LoopEnv(backend, self._baseline, self._emit, counted, setting)
-        self.env = env
+        self.env = env = _env_of(self, saved)
         self.controller: Controller = controller_for(self._loaded_controller, self.config, env, env.run_seed)
         self.controller.begin()
-        if counted is None and self.log is not None:
+        if saved is None and self.log is not None:
             self.log.start(env)
         return env
 
-    def _emit(self, event: Event) -> None:
-        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name:
-            if event.reason not in self._refusals:
-                logger.warning("a seed was not planted: %s", event.reason)
-            self._refusals.add(event.reason)
-        self._events.append(event)
-        for listen in self._listeners:
-            listen(event)
+
+def _decide(
+    grower: Grower,
+    evaluate: Evaluate,
+    epochs: int = 0,
+    training: tuple[float, float] | None = None,
+) -> GrowthStep:
+    """Lets the controller act on the model as it is after ``epochs`` more epochs."""
+    if grower.hooks.passes.last is None:  # the loop may call parts of the model, and evaluate the model itself
+        probe_untrained(grower.hooks, evaluate)
+    env = grower._opened()
+    # One decision followed each earlier epoch, and one came before the first if the loop was started early.
+    decisions = grower.epoch + grower.started * epochs
+    env.backend.score(evaluate, decisions, grower.epoch + epochs, training)  # first, because it may raise
+    if epochs:
+        env.note_updates(grower.groups.steps - grower._steps_before)
+    observation = env.end_epoch() if decisions else env.begin()
+    grower.epoch += epochs
+    grower._steps_before = grower.groups.steps
+    grower._incubated = False
+    before = slots_of(env, grower.points)
+    if not env.done[0]:
+        env.play(grower.controller, observation)
+    events = grower._events
+    grower._events = []
+    return report(env, grower.epoch, grower.points, events, before)
 
 
-def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
-    """Returns the config of one host that makes ``decisions`` decisions and incubates straight through."""
-    env = config.env
-    chosen = {
-        "n_envs": 1,
-        "episode_length": decisions,
-        "need_every": 1,  # by :meth:`Grower.measure_need`
-        "incubation": "ste",
-        "slots": None,
-        "at_once": env.at_once is not False,
-    }
-    return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))
+def _emit(grower: Grower, event: Event) -> None:
+    if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name:
+        if event.reason not in grower._refusals:
+            logger.warning("a seed was not planted: %s", event.reason)
+        grower._refusals.add(event.reason)
+    grower._events.append(event)
+    for listen in grower._listeners:
+        listen(event)
 
 
-def _check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
-    """Raises ConfigError for the state of another Grower."""
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"the state has format {state.get('format')}; this version reads {FORMAT}: continue with the version that "
-            "saved it, or start again"
-        )
-    if "env" not in state:
-        return
-    saved = state["env"]["hosts"]["channels"]
-    if set(saved) != set(slots):
-        raise ConfigError(f"the state has slots {', '.join(saved)}, not {', '.join(slots)}")
+def _env_of(grower: Grower, saved: Mapping[str, Any] | None) -> LoopEnv:
+    """Makes the env of a model whose sites have run; ``saved`` are the sizes with which a saved Grower began."""
+    require_reached(grower.hooks)
+    first = None
+    spec = None
+    if saved is None:
+        infer_layouts(grower.hooks)
+    else:
+        first, spec = first_choices(saved)
+    backend = LoopBackend(
+        grower.hooks,
+        grower.groups,
+        grower.merger,
+        grower.blueprints,
+        grower.config,
+        grower.points,
+        grower.governed,
+        spec,
+    )
+    setting = replace(
+        grower._setting,
+        inputs=grower.hooks.passes.inputs,
+        learning_rate=first_rate(grower.groups.optimizer),
+    )
+    return LoopEnv(
+        backend,
+        grower._baseline,
+        partial(_emit, grower),
+        first,
+        setting,
+    )
 
 
-def _require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
-    """Raises RuntimeError if the model or a seed was not trained since the last decision.
-
-    ``steps_before`` is the number of the optimizer's steps then; ``incubated`` whether shadow losses were given.
-    """
-    if groups.steps == steps_before:
-        raise RuntimeError(
-            "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
-            "optimizer that the Grower was given"
-        )
-    unseen = [name for name in hooks.sites if name not in hooks.probes]
-    if unseen:
-        raise RuntimeError(
-            f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
-            "leave only frozen submodules in eval mode"
-        )
-    waiting = [name for name, site in hooks.sites.items() if site.incubating and site.learning]
-    if waiting and not hooks.straight_through and not incubated:
-        raise RuntimeError(
-            f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
-            "grower.incubate(lambda: loss of the batch) before each optimizer step"
-        )
-    waiting_for_samples = hooks.empty - hooks.learned  # such as an expert without tokens
-    untaught = [name for name in groups.without_gradient if name not in waiting_for_samples]
-    if untaught:
-        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
-        cause = "the loss does not depend on the output of its submodule"
-        if not hooks.learned.issuperset(untaught):
-            cause = "its submodule ran without gradients: take it out of torch.no_grad()"
-        raise RuntimeError(
-            f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
-            "requires_grad_(False) on its parameters"
-        )
+def _take_layers(grower: Grower, hosts: Mapping[str, Any]) -> None:
+    """Gives a model the widths and the places that a saved one had."""
+    grower.merger.load_state_dict(hosts["grown"])
+    for name, count in hosts["channels"].items():
+        between = None
+        if name in hosts["between"]:
+            between = Between(**hosts["between"][name])
+        layout = Layout(*hosts["layouts"][name])
+        grower.hooks.place(name, count, layout, between)
 
 
-def _setting_of(samples: object, classes: int | None) -> Setting:
-    """Reads what a loop says of its training. Raises ConfigError for a number that does not fit."""
-    updates = 0
-    count = samples
-    if isinstance(samples, DataLoader):
-        try:
-            updates = len(samples)
-            count = len(samples.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            raise ConfigError("samples is a DataLoader whose data has no length; pass the number of samples") from None
-    for name, value, least in (("samples", count, 1), ("classes", classes, 2)):
-        if value is not None and (not isinstance(value, Integral) or value < least):
-            raise ConfigError(f"{name} is {value!r}; it is a number of {least} or more, or None if it is not known")
-    return Setting(samples=int(count or 0), updates=updates, classes=int(classes or 0))  # type: ignore[call-overload]
-
-
-def _check_numbers(
-    horizon: int,
-    baseline: Sequence[float] | None,
-    points: float,
-) -> None:
-    """Raises ConfigError for a number that does not fit."""
-    if not isinstance(horizon, Integral) or horizon < 2:
-        raise ConfigError(f"horizon is {horizon!r}; it is the number of epochs that the loop trains, at least 2")
-    if not (math.isfinite(points) and points > 0):
-        raise ConfigError(f"points is {points}; it must be positive")
-    if baseline is not None and len(baseline) != horizon:
-        raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
-
-
-def _check_incubation(incubation: str, ranks: Ranks) -> None:
-    """Raises ConfigError for a way to incubate that does not work."""
-    if incubation not in ("ste", "shadow"):
-        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
-    if incubation == "shadow" and ranks.parallel:
-        raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
-
-
-def _check_blueprints(
-    wanted: tuple[str, ...] | None,
-    registry: BlueprintRegistry,
-    paths: Mapping[str, SitePath],
-    topology: str | None,
-) -> None:
-    """Raises ConfigError for a wanted blueprint that fits at no site of this topology; None: of any."""
-    reading = {path.source is not None for path in paths.values()}
-    topologies = (topology,) if topology else registry.topologies()
-    possible: dict[str, None] = {}
-    for kind in topologies:
-        possible |= dict.fromkeys(registry.possible(kind, reading))
-    places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
-    misfit = partial(registry.misfit, topology or "", places)
-    choose(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
+def _kept_in(hooks: SiteHooks) -> dict[str, str]:
+    """Returns the blueprints of the kept seeds, by slot."""
+    kept = {}
+    for name, site in hooks.sites.items():
+        if site.fossil and site.planted is not None:
+            kept[name] = site.planted.blueprint.name
+    return kept

@@ -126,9 +126,10 @@ class LoopLog:
         if self.hub is not None:
             self.hub.emit(event)
 
-    def finish(self, env: LoopEnv, fossils: int, parameters: int) -> None:
-        """Reports the end, with the number of kept seeds and the parameters of the grown model; closes the log."""
+    def finish(self, env: LoopEnv, parameters: int) -> None:
+        """Reports the end, with the number of parameters of the grown model; closes the log."""
         state = env.state
+        fossils = int(state.slots.kept[0])
         epochs = int(state.epoch[0])
         self.emit(
             RoundCompleted(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.blueprints.source import reader_of
-from esper.grower.sites import SiteHooks
+from esper.grower.sites import SiteHooks, aside
 from esper.training.need import Seen, inexpressible, measured_layer
 
 Loss = Callable[[], Tensor]
@@ -65,7 +65,7 @@ def _look(
         for layer in layers.values():
             handle = layer.register_forward_hook(keep)
             lent.callback(handle.remove)
-        lent.enter_context(hooks.aside())
+        lent.enter_context(aside(hooks))
         measured = loss()
     missing = [name for name, layer in layers.items() if layer not in outputs]
     if missing or not measured.requires_grad:

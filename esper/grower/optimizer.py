@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,8 +25,9 @@ from esper.grower.stepping import (
     hook_steps,
     host_groups,
     in_order,
+    inherited,
     label_slots,
-    mark,
+    marked,
     rates_of,
     require_groups_apart,
     require_same_rates,
@@ -36,11 +36,13 @@ from esper.grower.stepping import (
     unscaling,
     unwrapped,
 )
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 from esper.training.metrics import HOST, SeedGradientCollector
 
-NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
-"""Options of a group that a seed's group does not copy."""
+FOLLOWED = ("betas", "momentum")
+"""Options of a layer's group that schedules may change, as OneCycleLR does, and that its seeds follow."""
+
+LOOKS = 4  # steps of an epoch after which changed options are looked for, as that costs time
 
 
 class ParamGroupMatcher:
@@ -202,6 +204,7 @@ class SeedGroups:
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
         self._counters: set[str] = set()
+        self._looks = 0
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
         self._closed = False
@@ -219,17 +222,6 @@ class SeedGroups:
         for group in host_groups(self.optimizer):
             parameters += group["params"]
         return parameters
-
-    @property
-    def first_rate(self) -> float:
-        """Learning rate, before its schedule, of the group with the most parameters; 0 for a rate that is not set."""
-
-        def elements(group: Group) -> int:
-            return sum(parameter.numel() for parameter in group["params"])
-
-        group = max(host_groups(self.optimizer), key=elements)
-        rate = group.get("initial_lr")
-        return float(group["lr"] if rate is None else rate) if group["lr"] is not None else 0.0
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -273,6 +265,7 @@ class SeedGroups:
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
         gone = self.groups[name]
+        self.learning = tuple(other for other in self.learning if other != name)
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
         del self.ages[name]
         for parameter in self._parameters.pop(name):
@@ -288,6 +281,7 @@ class SeedGroups:
         nothing to keep gradients from.
         """
         self.learning = tuple(names)
+        self._looks = 0
         self._reached = set()
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
@@ -311,8 +305,8 @@ class SeedGroups:
 
     def stash(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
-        if not self._early and self._is_host_cleared():
-            self._forget_gradients()
+        if not self._early and _is_cleared(self.host):
+            self.forget_gradients()
             self._early = True
         self._stash.add(parameter, gradient)
 
@@ -322,8 +316,8 @@ class SeedGroups:
         ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
         """
         waiting = self._stash or any(p.grad is not None for p in self._on())
-        if waiting and not self._early and self._is_host_cleared():
-            self._forget_gradients()
+        if waiting and not self._early and _is_cleared(self.host):
+            self.forget_gradients()
         self._early = False
 
     def close(self) -> None:
@@ -350,9 +344,10 @@ class SeedGroups:
         if not self._scheduled:
             require_same_rates(self._rates, rates_of(self.optimizer))
         self.steps += 1
-        self._options = _marked(host_groups(self.optimizer)[0])
-        second = arguments[1] if len(arguments) > 1 else None
-        closure: Callable[[], Any] | None = keywords.get("closure", second)
+        self._looks += 1
+        if self._looks <= LOOKS:
+            self._options = marked(host_groups(self.optimizer)[0])
+        closure: Callable[[], Any] | None = keywords.get("closure", *arguments[1:2])
         if closure is None:
             self._take_gradients(optimizer)
             return None
@@ -365,8 +360,7 @@ class SeedGroups:
             self._take_gradients(optimizer)
             return loss
 
-        others = dict(keywords)
-        others.pop("closure", None)
+        others = {key: value for key, value in keywords.items() if key != "closure"}
         return (arguments[0], then_take, *arguments[2:]), others
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
@@ -377,8 +371,11 @@ class SeedGroups:
             return
         for parameters in self._parameters.values():
             _clear(parameters)
-        self._rates = rates_of(self.optimizer)
-        after = _marked(host_groups(self.optimizer)[0])
+        if not self._scheduled:
+            self._rates = rates_of(self.optimizer)
+        if self._looks > LOOKS:
+            return
+        after = marked(host_groups(self.optimizer)[0])
         for key, value in after.items():
             if key not in self._options or value != self._options[key]:
                 self._counters.add(key)
@@ -395,32 +392,26 @@ class SeedGroups:
                 parameters += self._parameters[name]
         return parameters
 
-    def _is_host_cleared(self) -> bool:
-        """Whether the host is trained, and has no gradients."""
-        trained = False
-        for parameter in self.host:
-            if not parameter.requires_grad:
-                continue
-            if _has_gradient(parameter):
-                return False
-            trained = True
-        return trained
-
-    def _forget_gradients(self) -> None:
+    def forget_gradients(self) -> None:
         self._stash.drop()
         _clear(self._on())
 
     def _follow_rates(self) -> None:
         for name, group in self.groups.items():
-            rate = self._matcher.group(name)["lr"]
-            if rate is not None:
-                _set_rate(group, self.options.rate(rate, self.ages[name]))
+            leader = self._matcher.group(name)
+            if leader["lr"] is not None:
+                _set_rate(group, self.options.rate(leader["lr"], self.ages[name]))
+            group.update({key: leader[key] for key in FOLLOWED if key in leader})
 
-    @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         self._backward.check()
         self.ranks.check()
+        if self.learning or self._stash:
+            self._take_those_of_seeds(optimizer)
+
+    @torch.no_grad()
+    def _take_those_of_seeds(self, optimizer: Any) -> None:
         scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
         self._stash.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.learning:
@@ -435,21 +426,15 @@ class SeedGroups:
             _clear(seeds[skipped - 1])
 
 
-def inherited(
-    leader: Group,
-    counters: Collection[str],
-    defaults: Mapping[str, Any],
-) -> Group:
-    """Returns the options of ``leader`` for a new group, with ``counters`` as in a new optimizer."""
-    group = {}
-    for key, value in leader.items():
-        if key in NOT_INHERITED:
-            continue
-        if key not in counters:
-            group[key] = copy.deepcopy(value)
-        elif key in defaults:
-            group[key] = copy.deepcopy(defaults[key])
-    return group
+def first_rate(optimizer: Optimizer) -> float:
+    """Learning rate, before its schedule, of the group with the most parameters; 0 for a rate that is not set."""
+
+    def elements(group: Group) -> int:
+        return sum(parameter.numel() for parameter in group["params"])
+
+    group = max(host_groups(optimizer), key=elements)
+    rate = group.get("initial_lr")
+    return float(group["lr"] if rate is None else rate) if group["lr"] is not None else 0.0
 
 
 def risen(age: int, steps: int) -> float:
@@ -464,22 +449,24 @@ def _clear(parameters: Sequence[Tensor]) -> None:
         parameter.grad = None
 
 
+def _is_cleared(host: Collection[Tensor]) -> bool:
+    """Whether some of the parameters of ``host`` are trained, and none has a gradient."""
+    trained = False
+    for parameter in host:
+        if not parameter.requires_grad:
+            continue
+        if _has_gradient(parameter):
+            return False
+        trained = True
+    return trained
+
+
 def _has_gradient(parameter: Tensor) -> bool:
     """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
     if parameter.grad is None:
         return False
     values = measurable(parameter.grad)
     return values is None or bool(values.any())
-
-
-def _marked(group: Group) -> dict[str, Any]:
-    """Returns the options of a group, so that two of them tell which have changed; tensors are not read."""
-    marks: dict[str, Any] = {}
-    for key, value in group.items():
-        if key in NOT_INHERITED:
-            continue
-        marks[key] = mark(value)
-    return marks
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

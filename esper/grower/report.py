@@ -171,6 +171,10 @@ class SlotReport:
     """Score with this incubating seed at its target alpha minus score without it."""
     removed: str
     """The last seed that was removed from the slot, with the reason and what was measured of it; empty if none was."""
+    merges: int = 0
+    """Number of seeds of the slot that have become a part of the layers."""
+    stays: str = ""
+    """The reason why a kept seed stays beside the layers; empty if it was not tried."""
 
     @property
     def measured(self) -> str:
@@ -209,7 +213,7 @@ class GrowthStep:
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 
     def __str__(self) -> str:
-        kept = sum(slot.stage == SeedStage.FOSSILIZED.name for slot in self.slots.values())
+        kept = sum((slot.stage == SeedStage.FOSSILIZED.name) + slot.merges for slot in self.slots.values())
         nothing = f"no seed is on trial, {kept} kept"
         happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or nothing
         return f"epoch {self.epoch}: score {self.score:.4g}; {happened}"
@@ -229,6 +233,8 @@ class GrowthStep:
         """Returns a phrase for a change of stage, or "" if the report leaves that change out."""
         slot = self.slots[change.slot]
         seed = f"{change.blueprint} in {change.slot}"
+        if change.cause == "merged":
+            return f"merged {seed} into its layers"
         if change.before == SeedStage.DORMANT.name:
             planted = f"planted {seed} ({slot.path}), {slot.parameters:,} parameters"
             if change.after == SeedStage.FOSSILIZED.name:
@@ -318,6 +324,7 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
     at = (0, s)
     index = int(slots.blueprint[at])
     name = env.action_spec.slots[s]
+    seed = env.backend.sites[s].planted
     return SlotReport(
         path=str(env.backend.hooks.paths[name]),
         stage=SeedStage(slots.stage[at]).name,
@@ -327,6 +334,8 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
         contribution=_known(slots.contribution[at], points),
         trial=_known(slots.trial[at], points),
         removed=env.removed.get(name, ""),
+        merges=int(slots.merges[at]),
+        stays="" if seed is None else seed.stays,
     )
 
 

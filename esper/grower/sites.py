@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
@@ -20,112 +19,29 @@ from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.data.rng import kept_generators
 from esper.grower.gradients import with_graph
+from esper.grower.passes import PassHook
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
-from esper.hosts.example import is_transformed, samples_in, tensors_in
+from esper.hosts.example import cloned, is_transformed, outputs_for
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
     COPIES,
     SeedHook,
-    SitePath,
     free_name,
     register,
+    rest,
     unregister,
     with_share,
     without_copied_hooks,
 )
+from esper.hosts.sources import SitePath
 from esper.training.delta import delta_of, straight_through
 from esper.training.rng import SeedDraws
 from esper.training.shadow import ShadowBuffers, copied_buffers
 
 MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""
-
-
-class PassHook:
-    """Hooks of the whole model that note where a forward pass begins and ends, and its inputs.
-
-    In copies and pickles of the model they do nothing.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.before_first: Callable[[], None] | None = None
-        """Called once, before the next pass."""
-        self.before_pass: Callable[[], None] = lambda: None
-        """Called before each pass."""
-        self.before_training: Callable[[], None] = lambda: None
-        """Called before each pass in training mode that is not a shadow's."""
-        self.shadow = False
-        """Whether the present passes are those of a shadow."""
-        self.last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        """Positional and named arguments of the last pass in training mode, or of the first pass."""
-        self.samples: int | None = None
-        """First dimension of the inputs of the present pass; None without inputs."""
-        self._copied = False
-        self._inside = False
-        self._reached: set[str] = set()
-        self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(self.enter, with_kwargs=True),
-            model.register_forward_hook(self.leave, always_call=True),
-        ]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_copied": True}
-
-    def enter(
-        self,
-        model: nn.Module,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-    ) -> None:
-        if self._copied or is_transformed():
-            return
-        if self.before_first is not None:
-            self.before_first()
-            self.before_first = None
-        self.before_pass()
-        self._reached.clear()
-        self._inside = True
-        self.samples = samples_in(tensors_in((arguments, keywords)))
-        if self.samples != 0 and (model.training or self.last is None):
-            self.last = arguments, keywords
-        if model.training and not self.shadow:
-            self.before_training()
-
-    @property
-    def inputs(self) -> int:
-        """Number of values in the inputs of a sample of the last training pass; 0 before it, or without inputs."""
-        tensors = list(tensors_in(self.last))
-        samples = samples_in(tensors)
-        return sum(tensor.numel() for tensor in tensors if tensor.dim()) // samples if samples else 0
-
-    def watch_loading(self, watched: Any, loaded: Callable[[], None]) -> None:
-        """Calls ``loaded`` after each ``load_state_dict`` of the module ``watched`` or of what holds it."""
-        self._loaded = loaded
-        self._handles.append(watched.register_load_state_dict_post_hook(self._after_loading))
-
-    def _after_loading(self, _module: nn.Module, _keys: object) -> None:
-        if not self._copied:
-            self._loaded()
-
-    def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
-        self._inside = False
-
-    def reach(self, name: str) -> bool:
-        """Notes that the site ``name`` runs; returns whether it runs for the first time in this pass.
-
-        Activation checkpointing runs it again outside of a pass, in the backward pass; that is no later time.
-        """
-        first = name not in self._reached
-        self._reached.add(name)
-        return first or not self._inside
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self.last = None
 
 
 class SiteHooks:
@@ -183,12 +99,14 @@ class SiteHooks:
         self._fresh: set[str] = set()
         self.hooks: list[tuple[nn.Module, SeedHook]] = []
         """The hooks with their networks: the model, and the averages that follow it."""
+        self._awake: set[str] = set()  # slots whose hooks are registered in the model
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
         COPIES[self.origin] = WeakSet()
         self.prepare_epoch()
         self.passes = PassHook(model)
         self.passes.before_pass = partial(_move_along, self)
+        self.passes.after_pass = partial(_let_rest, self)
         for module in dict.fromkeys((model, *(model.get_submodule(path.sink) for path in self.paths.values()))):
             self.passes.watch_loading(module, partial(_warn_of_loading, self))
         self.form = _form_of(model)
@@ -208,6 +126,7 @@ class SiteHooks:
             register(network, path, hook)
             hold(network, path.sink, hook)
             self.hooks.append((network, hook))
+        self._awake.update(self.paths)
 
     def place(
         self,
@@ -276,34 +195,13 @@ class SiteHooks:
             self._shadowed = None
             self.passes.shadow = False
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Lets passes run that are no training: no seed learns in them, nothing is noted, and buffers are copies."""
-        passes = self.passes
-        noted = passes.last, passes.samples, self.learned, self._fresh
-        self.learned = set()
-        self._fresh = set(self.sites)
-        self._shadowed = ""  # incubating seeds take no part
-        passes.shadow = True
-        seeds = [site.seed for site in self.sites.values() if site.seed is not None]
-        try:
-            with ShadowBuffers(self.model).in_place(), copied_buffers(seeds), kept_generators(self.devices):
-                yield
-        finally:
-            last, samples, learned, fresh = noted
-            passes.last = last
-            passes.samples = samples
-            self.learned = learned
-            self._fresh = fresh
-            self._shadowed = None
-            passes.shadow = False
-
     def prepare_epoch(self) -> None:
         """Takes new probes from the next training pass, and gives incubating seeds their own buffers.
 
         Only seeds that learn in passes of their own have them. They start with the model's present ones: statistics
         that were gathered without a seed would be wrong in its trials.
         """
+        _wake(self)
         self._fresh.clear()
         self.learned.clear()
         self.empty.clear()
@@ -356,6 +254,12 @@ class SiteHooks:
             return None, 0.0, recipe
         return site.seed, site.alpha, recipe
 
+    def planted(self, slot: str) -> tuple[Seed | None, float]:
+        site = self.sites.get(slot)
+        if site is None:
+            return None, 0.0
+        return site.seed, site.alpha
+
     def grown(self, hook: SeedHook, module: nn.Module, output: object) -> object:
         """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
         name = hook.slot
@@ -391,9 +295,7 @@ class SiteHooks:
         if training and torch.is_grad_enabled():
             self.learned.add(name)
         out = self._in_pass(site, at, training, first)
-        if out is h:
-            return None
-        return with_features(output, out)
+        return None if out is h else with_features(output, out)
 
     def _is_quiet(self, name: str) -> bool:
         """Whether nothing is left to do at a site in this epoch unless a seed comes."""
@@ -442,6 +344,79 @@ class SiteHooks:
             return at.h
         out = self._blended(site, at)
         return with_graph(out) if needs_graph else out
+
+
+def _wake(hooks: SiteHooks) -> None:
+    """Registers all hooks in the model again."""
+    for network, hook in hooks.hooks:
+        if network is hooks.model and hook.slot not in hooks._awake:
+            register(network, hooks.paths[hook.slot], hook)
+    hooks._awake.update(hooks.paths)
+
+
+def _let_rest(hooks: SiteHooks) -> None:
+    """Removes the hooks from the model for the rest of the epoch where nothing is left to do, as they cost time."""
+    if not hooks._awake or hooks._alphas is not None:
+        return
+    quiet = {name for name in hooks._awake if hooks._is_quiet(name)}
+    for network, hook in hooks.hooks if quiet else ():
+        if network is hooks.model and hook.slot in quiet:
+            rest(network, hooks.paths[hook.slot], hook)
+    hooks._awake -= quiet
+
+
+@contextmanager
+def aside(hooks: SiteHooks) -> Iterator[None]:
+    """Lets passes run that are no training: no seed learns in them, nothing is noted, and buffers are copies."""
+    passes = hooks.passes
+    noted = passes.last, passes.samples, hooks.learned, hooks._fresh
+    hooks.learned = set()
+    hooks._fresh = set(hooks.sites)
+    hooks._shadowed = ""  # incubating seeds take no part
+    passes.shadow = True
+    seeds = [site.seed for site in hooks.sites.values() if site.seed is not None]
+    try:
+        with ShadowBuffers(hooks.model).in_place(), copied_buffers(seeds), kept_generators(hooks.devices):
+            yield
+    finally:
+        last, samples, learned, fresh = noted
+        passes.last = last
+        passes.samples = samples
+        hooks.learned = learned
+        hooks._fresh = fresh
+        hooks._shadowed = None
+        passes.shadow = False
+
+
+def follow_layers(hooks: SiteHooks) -> None:
+    """Gives the sites the widths that their layers have now, by a pass of the last batch in eval mode."""
+    _wake(hooks)
+    hooks._fresh.clear()
+    hooks.finding = True
+    try:
+        outputs_of_last(hooks)
+    finally:
+        hooks.finding = False
+    for name, site in hooks.sites.items():
+        layout = Layout(site.place.topology, site.place.order)
+        channels = layout.width_of(hooks.probes[name].h)
+        if channels != site.place.channels:
+            hooks.place(name, channels, layout, hooks.between.get(name))
+    # Statistics of a seed that learns in passes of its own begin with those of the grown layers.
+    for shadow in hooks.own_buffers.values():
+        shadow.refill()
+
+
+def outputs_of_last(hooks: SiteHooks) -> list[Tensor] | None:
+    """Returns the tensors that the model returns for the last batch in eval mode; None without a batch.
+
+    It runs without compiled code, which would hide its layers.
+    """
+    if hooks.passes.last is None:
+        return None
+    arguments, keywords = cloned(hooks.passes.last)
+    with torch.compiler.set_stance("force_eager"):
+        return outputs_for(hooks.model, arguments, keywords)
 
 
 def _move_along(hooks: SiteHooks) -> None:

@@ -6,7 +6,7 @@ import copy
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod
@@ -252,6 +252,8 @@ def mark(value: Any) -> Any:
     """Returns an object that tells whether ``value`` has changed since; tensors are not read."""
     if isinstance(value, Tensor):
         return id(value), value._version
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     return copy.copy(value)
 
 
@@ -415,3 +417,34 @@ def _options_of(group: Group, parameter: nn.Parameter) -> Group:
         if key in options:
             options[key] = False
     return options
+
+
+NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
+"""Options of a group that a seed's group does not copy."""
+
+
+def inherited(
+    leader: Group,
+    counters: Collection[str],
+    defaults: Mapping[str, Any],
+) -> Group:
+    """Returns the options of ``leader`` for a new group, with ``counters`` as in a new optimizer."""
+    group = {}
+    for key, value in leader.items():
+        if key in NOT_INHERITED:
+            continue
+        if key not in counters:
+            group[key] = copy.deepcopy(value)
+        elif key in defaults:
+            group[key] = copy.deepcopy(defaults[key])
+    return group
+
+
+def marked(group: Group) -> dict[str, Any]:
+    """Returns the options of a group, so that two of them tell which have changed; tensors are not read."""
+    marks: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in NOT_INHERITED:
+            continue
+        marks[key] = mark(value)
+    return marks

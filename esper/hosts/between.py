@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
@@ -19,12 +18,15 @@ from esper.core.blueprints.source import PER_CHANNEL, Applied, Extensible
 from esper.core.place import Place
 from esper.hosts.container import own_children
 from esper.hosts.example import tensors_in
+from esper.hosts.gated import gated_of
 from esper.hosts.inputs import features_of, source_of
 from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of, samples_measured
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 
 Part = Mapping[str, Any]
-"""One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""
+"""One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch.
+
+``"returned_by"`` are the paths of other submodules that return its output, such as that of a block around it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Between:
 
     parts: tuple[Part, ...] = ()
     obstacle: str = ""
+
+    @property
+    def inner(self) -> set[str]:
+        """Paths of the submodules that return units which lie between the source and the sink."""
+        paths = {part["path"] for part in self.parts[:-1] if "path" in part}
+        return paths.union(*(part.get("returned_by", ()) for part in self.parts[:-1]))
 
 
 @dataclass
@@ -92,6 +100,7 @@ class Trace(TorchFunctionMode):
         self._inference = LayoutInference()
         self._samples: dict[tuple[int, ...], int | None] = {}
         self._numbers = WeakIdKeyDictionary()
+        self._returned_by: dict[int | None, list[str]] = {}  # paths of submodules around layers, by what they return
         self._count = 0
         self._inside = 0  # number of layers that run at the moment, one in the other
         self._layers: set[nn.Module] = set()
@@ -171,6 +180,8 @@ class Trace(TorchFunctionMode):
             if call.part is None or not (call.path == site.source or follows):
                 return Between(obstacle=f"{call.name} reads what lies between {site.source} and {site.sink}")
             parts.append(call.part)
+            if call.output in self._returned_by:
+                parts[-1] = {**call.part, "returned_by": self._returned_by[call.output]}
             if call.output is None:
                 return Between(obstacle=f"{call.name} returns {call.returns}, not one tensor")
             if call.output not in chain[-1:]:  # a layer may work in place, or do nothing
@@ -212,6 +223,8 @@ class Trace(TorchFunctionMode):
             self._inside -= 1
             if not self._inside:
                 self._note(path, path, {"path": path}, (inputs, named), output)
+        elif self._layers and not self._inside and isinstance(h, Tensor):
+            self._returned_by.setdefault(self._number(h), []).append(path)
 
     def __torch_function__(
         self,
@@ -338,158 +351,3 @@ def is_layer(module: nn.Module) -> bool:
     if isinstance(module, (*PER_CHANNEL, Extensible)) or not own_children(module):
         return True
     return gated_of(module) is not None
-
-
-class Gated(nn.Module):
-    """A gated module as a layer that grows by units, see ``esper.core.blueprints.source.Extensible``.
-
-    Some of its linear layers compute its units, and one reads them. How units are computed is left to the module's own
-    forward method.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        writers: tuple[str, ...],
-        reader: str,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.writers = writers
-        self.reader = reader
-
-    def forward(self, x: Tensor) -> Any:
-        return self.module(x)
-
-    def more(self, units: int) -> MoreGated:
-        """Makes a module of the same class with ``units`` units."""
-        linear = {}
-        for name in self.writers:
-            layer = self._linear(name)
-            linear[name] = nn.Linear(layer.in_features, units, bias=layer.bias is not None)
-        reader = self.project
-        linear[self.reader] = nn.Linear(units, reader.out_features, bias=reader.bias is not None)
-        return MoreGated(_twin(self.module, linear), self.reader)
-
-    @torch.no_grad()
-    def absorb(self, more: nn.Module, alpha: float) -> None:
-        """Takes over the units of ``more``, which :meth:`more` made, and whose output counts ``alpha`` times."""
-        body = more.get_submodule("body")
-        for name in self.writers:
-            writer = self._linear(name)
-            new = body.get_submodule(name)
-            for key, old in list(writer.named_parameters(recurse=False)):
-                writer.register_parameter(key, _joined(old, new.get_parameter(key), 0, 1.0))
-            writer.out_features += len(new.get_parameter("weight"))
-        reader = self.project
-        new = body.get_submodule(self.reader)
-        reader.register_parameter("weight", _joined(reader.weight, new.get_parameter("weight"), 1, alpha))
-        reader.in_features = reader.weight.shape[1]
-
-    @property
-    def units(self) -> int:
-        return self.project.in_features
-
-    @property
-    def project(self) -> nn.Linear:
-        """The layer that reads the units."""
-        return self._linear(self.reader)
-
-    @property
-    def inputs(self) -> int:
-        """Number of features that it reads."""
-        return self._linear(self.writers[0]).in_features
-
-    def _linear(self, name: str) -> nn.Linear:
-        layer = self.module.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        return layer
-
-
-class MoreGated(nn.Module):
-    """More units of a gated module, as a module of its class."""
-
-    def __init__(self, body: nn.Module, reader: str) -> None:
-        super().__init__()
-        self.body = body
-        self.reader = reader
-
-    @property
-    def project(self) -> nn.Module:
-        """The layer that reads the units."""
-        return self.body.get_submodule(self.reader)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.body(x)
-
-
-def gated_of(module: nn.Module) -> Gated | None:
-    """Returns ``module`` as a gated module; None if it is not gated.
-
-    A gated module has two or more linear layers from its input to its units, one from them to its output, and nothing
-    else with weights. That its outputs are sums over units is tried on copies with a few random ones.
-    """
-    linear: dict[str, nn.Linear] = {}
-    for name, child in own_children(module).items():
-        if type(child) is nn.Linear:
-            linear[name] = child
-        elif next(child.parameters(), None) is not None:
-            return None
-    if len(linear) < 3 or next(module.parameters(recurse=False), None) is not None:
-        return None
-    for reader, layer in linear.items():
-        units = layer.in_features
-        writers = tuple(name for name in linear if name != reader)
-        inputs = {linear[name].in_features for name in writers}
-        outputs = {linear[name].out_features for name in writers}
-        if len(inputs) == 1 and outputs == {units}:
-            gated = Gated(module, writers, reader)
-            return gated if _adds_up(gated) else None
-    return None
-
-
-@torch.no_grad()
-def _adds_up(gated: Gated) -> bool:
-    """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(0)
-        some = gated.more(2).double().eval()
-        others = gated.more(3).double().eval()
-        for part in (some, others):
-            part.project.register_parameter("bias", None)
-        x = torch.randn(2, 4, gated.inputs, dtype=torch.float64)
-        try:
-            of_some = some(x)
-            of_others = others(x)
-            Gated(some.body, gated.writers, gated.reader).absorb(others, 1.0)
-            of_all = some(x)
-        except Exception:  # a user's module may need anything
-            return False
-    for y in (of_some, of_others, of_all):
-        if not isinstance(y, Tensor) or y.shape != of_some.shape:
-            return False
-    return torch.allclose(of_some + of_others, of_all) and bool(of_others.any())
-
-
-def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
-    """Returns a module of the same class, attributes and buffers, with ``linear`` in place of its layers.
-
-    It shares no submodule with the module, whose mode is its own, and has no hooks.
-    """
-    twin: nn.Module = object.__new__(type(module))
-    nn.Module.__init__(twin)
-    # All attributes but those that nn.Module gives to every module: parameters, hooks and the like.
-    vars(twin).update({**vars(module), **vars(twin)})
-    twin.training = module.training
-    twin._buffers.update(module._buffers)
-    for name, child in own_children(module).items():
-        if name in linear:
-            twin.add_module(name, linear[name])
-        else:
-            twin.add_module(name, _twin(child, {}))
-    return twin
-
-
-def _joined(old: Tensor, new: Tensor, dim: int, factor: float) -> nn.Parameter:
-    values = torch.cat([old.double(), factor * new.to(old.device).double()], dim)
-    return nn.Parameter(values.to(old.dtype), requires_grad=old.requires_grad)

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError
-
-CONTAINER = "grown_seeds"
-"""Name of the submodule that registers kept seeds."""
-GROWING = "_growing_seeds"
-"""Name of the attribute that holds growing seeds. It is not registered: torch does not see them."""
+from esper.core.blend import CONTAINER as CONTAINER
+from esper.core.blend import GROWING as GROWING
 
 
 class GrownSeeds(nn.Module):
@@ -55,16 +52,31 @@ class GrowingSeeds(dict[str, GrowingHook]):
             if seed is not None:
                 seeds[name] = seed
         # A copy of the submodule has a copy of this dict by now: attributes are copied in their order.
-        return _register, (self.modules, seeds)
+        return _register, (self.modules, seeds, list(self.values()))
 
 
-def _register(modules: dict[str, Any], seeds: Mapping[str, nn.Module]) -> None:
-    """Registers ``seeds`` among the children ``modules`` of a copy."""
-    if not seeds:
-        return
-    container = modules.setdefault(CONTAINER, GrownSeeds())
-    for name, seed in seeds.items():
-        container.add_module(name, seed)
+def _register(
+    modules: dict[str, Any],
+    seeds: Mapping[str, nn.Module],
+    hooks: list[GrowingHook],
+) -> list[GrowingHook]:
+    """Registers ``seeds`` among the children ``modules`` of a copy; returns its ``hooks``, of which some may rest."""
+    if seeds:
+        container = modules.setdefault(CONTAINER, GrownSeeds())
+        for name, seed in seeds.items():
+            container.add_module(name, seed)
+    return hooks
+
+
+def forget_copied(network: nn.Module) -> list[GrowingHook]:
+    """Takes from ``network``, a copy, the list of the hooks that it had when it was made, and returns these."""
+    hooks: list[GrowingHook] = []
+    for module in network.modules():
+        held = vars(module).get(GROWING)
+        if isinstance(held, list):
+            hooks += held
+            del vars(module)[GROWING]
+    return hooks
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module]:
@@ -117,7 +129,7 @@ def containers_in(model: nn.Module) -> Iterator[tuple[nn.Module, GrownSeeds]]:
 def hold(model: nn.Module, sink: str, hook: GrowingHook) -> None:
     """Lets copies of the submodule ``sink`` register the seed of ``hook`` while it grows."""
     home = model.get_submodule(home_of(model, sink))
-    if vars(home).get(GROWING) is None:  # a copy has the name without a value
+    if not isinstance(vars(home).get(GROWING), GrowingSeeds):  # a copy has a list
         vars(home)[GROWING] = GrowingSeeds(home._modules)
     vars(home)[GROWING][hook.name] = hook
 
@@ -126,7 +138,7 @@ def release(model: nn.Module, hook: GrowingHook) -> None:
     """Ends what :func:`hold` began."""
     for module in model.modules():
         growing = vars(module).get(GROWING)
-        if growing is None or growing.get(hook.name) is not hook:
+        if not isinstance(growing, GrowingSeeds) or growing.get(hook.name) is not hook:
             continue
         del growing[hook.name]
         if not growing:

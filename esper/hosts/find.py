@@ -17,11 +17,13 @@ from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, sour
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
-from esper.hosts.between import Between, ModuleRun, Trace, gated_of, layers_of, place_of
+from esper.hosts.between import Between, ModuleRun, Trace, layers_of, place_of
 from esper.hosts.container import own_children
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of, samples_in, tensors_in
+from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout, check_module
-from esper.hosts.seed_hook import SitePath, attach, detach
+from esper.hosts.seed_hook import attach, detach
+from esper.hosts.sources import SitePath
 from esper.hosts.widen import SourceSeed, merge_together
 
 Kind = Literal["residual", "widen", "lora"]

@@ -19,7 +19,7 @@ from esper.hosts.find import Sites, named_sites
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features, check_sites
-from esper.hosts.seed_hook import SitePath, SourceFrame, hook_site
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 
 
 class GraftedHost(Host):
@@ -143,9 +143,8 @@ class GraftedHost(Host):
         self.sites = tuple(places)
 
     def lies_inside(self, slot: str, other: str) -> bool:
-        layers = self.between.get(other, ())
-        inside = {part.get("path") for part in layers[:-1]}
-        return self._paths[slot].sink in inside
+        between = Between(self.between.get(other, ()))
+        return self._paths[slot].sink in between.inner
 
     @property
     def possible_slots(self) -> tuple[str, ...]:

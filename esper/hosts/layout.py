@@ -18,7 +18,7 @@ from esper.hosts.container import require_stays
 from esper.hosts.example import tensors_in
 from esper.hosts.host import row_major
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 
 FOUND = "found"
 """Topology of a host whose sites have layouts of their own, which are found."""

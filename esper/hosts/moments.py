@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.core.blueprints.source import RANKS
-from esper.hosts.widen import SourceSeed, merge_sources
-
-Network = TypeVar("Network", bound=nn.Module)
+from esper.hosts.widen import SourceSeed, merge_source
 
 POWERS = {
     "momentum_buffer": 1,
@@ -84,58 +81,112 @@ def is_like(value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and parameter.dim() > 0 and value.shape == parameter.shape
 
 
+Key = tuple[nn.Module, str]
+"""A parameter of a module, by its name there."""
+
+
 def merged_averages(
-    network: Network,
-    seeds_of: Callable[[Network], Sequence[SourceSeed]],
+    seeds: Sequence[SourceSeed],
     averages: Averages,
-) -> Callable[[Mapping[str, str]], dict[str, dict[str, Tensor]]]:
-    """Returns a function that merges the averages of ``network`` as its seeds are merged; call this before they are.
+) -> Callable[[Collection[str]], dict[str, dict[Key, Tensor]]]:
+    """Returns a function that merges averages as ``seeds`` are merged, in their order; call this before they are.
 
-    The function takes the reasons for the seeds that stay, by name, and returns the averages by their names, then by
-    those of the parameters. Merged layers count a seed's last weights alpha times, so that the gradient for them is
-    1/alpha of what it was. A layer that takes up a LoRA keeps its own averages.
+    The function takes the names of the seeds that stay. It returns the averages by their names, then by the parameters
+    of the layers at the places of ``seeds``, and of the seeds. Merged layers count a seed's last weights alpha times,
+    so that the gradient for them is 1/alpha of what it was. A layer that takes up a LoRA keeps its own averages.
     """
-    twins = {key: _twin(network, seeds_of, averages, key) for key in averages.keys}
+    twins = {key: _twins(seeds, averages, key) for key in averages.keys}
 
-    def merge(stay: Mapping[str, str]) -> dict[str, dict[str, Tensor]]:
+    @torch.no_grad()
+    def merge(stay: Collection[str]) -> dict[str, dict[Key, Tensor]]:
         merged = {}
-        for key, (twin, seeds) in twins.items():
-            merge_sources(twin, seeds, lambda: None, stay)
-            merged[key] = {name: value.data for name, value in twin.named_parameters()}
+        for key, (twins_of_seeds, modules) in twins.items():
+            present = [twin.seed for twin in twins_of_seeds]
+            for twin in twins_of_seeds:
+                if twin.seed.name not in stay:
+                    present.remove(twin.seed)
+                    for average, factor in twin.factors:
+                        average.mul_(factor)
+                    merge_source(twin.seed, present)
+            merged[key] = {
+                (original, name): value.detach()
+                for original, copied in modules.items()
+                for name, value in copied.named_parameters(recurse=False)
+            }
         return merged
 
     return merge
 
 
+@dataclass(frozen=True, eq=False)
+class _SeedOfAverages:
+    """A seed whose parameters, and those of the layers at its place, are averages."""
+
+    seed: SourceSeed
+    factors: tuple[tuple[Tensor, float], ...]
+    """Averages of the seed with the factors by which they become those of its layers."""
+
+
 @torch.no_grad()
-def _twin(
-    network: Network,
-    seeds_of: Callable[[Network], Sequence[SourceSeed]],
+def _twins(
+    seeds: Sequence[SourceSeed],
     averages: Averages,
     key: str,
-) -> tuple[Network, list[SourceSeed]]:
-    """Returns a copy of ``network`` whose parameters are averages, and its seeds."""
-    twin = copy.deepcopy(network)
-    for value, parameter in zip(twin.parameters(), network.parameters(), strict=True):
-        average = averages.of(parameter, key)
-        if average is None:
-            value.zero_()
-        else:
-            value.copy_(average)
-    seeds = []
-    for seed, original in zip(seeds_of(twin), seeds_of(network), strict=True):
-        for layer, more, of_seed in _with_layers(seed, original):
-            more.mul_(averages.factor(of_seed, layer, key))
-        if seed.blueprint in RANKS:
-            seed.body.apply(_forget)
-        alpha = seed.alpha ** -POWERS[key] if seed.alpha else 0.0
-        seeds.append(replace(seed, alpha=alpha))
-    return twin, seeds
+) -> tuple[list[_SeedOfAverages], dict[nn.Module, nn.Module]]:
+    """Returns ``seeds`` with averages in place of parameters, and the copy of each of their modules."""
+    modules: dict[nn.Module, nn.Module] = {}
+    twins = []
+    for seed in seeds:
+        layers = tuple(_twin(layer, averages, key, modules) for layer in seed.place.layers)
+        body = _twin(seed.body, averages, key, modules)
+        twin = replace(
+            seed,
+            place=replace(seed.place, layers=layers),
+            body=body,
+            alpha=seed.alpha ** -POWERS[key] if seed.alpha else 0.0,
+            inside=(),
+            remove=_nothing,
+        )
+        factors = []
+        for layer, average, parameter in _with_layers(twin, seed):
+            factor = 0.0 if seed.blueprint in RANKS else averages.factor(parameter, layer, key)
+            factors.append((average, factor))
+        twins.append(_SeedOfAverages(twin, tuple(factors)))
+    return twins, modules
 
 
-def _forget(module: nn.Module) -> None:
-    for parameter in module.parameters(recurse=False):
-        parameter.zero_()
+def _twin(
+    module: nn.Module,
+    averages: Averages,
+    key: str,
+    modules: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    """Returns a module of the same class and attributes whose parameters are averages, and notes it in ``modules``.
+
+    Averages that do not exist are zero. It has no hooks, and none of them runs.
+    """
+    if module in modules:
+        return modules[module]
+    twin: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(twin)
+    # All attributes but those that nn.Module gives to every module: parameters, hooks and the like.
+    vars(twin).update({**vars(module), **vars(twin)})
+    modules[module] = twin
+    twin._buffers.update(module._buffers)
+    for name, parameter in module._parameters.items():
+        value = None
+        if parameter is not None:
+            average = averages.of(parameter, key)
+            zeros = torch.zeros_like(parameter) if average is None else average.clone()
+            value = nn.Parameter(zeros, requires_grad=False)
+        twin._parameters[name] = value
+    for name, child in module.named_children():
+        twin._modules[name] = _twin(child, averages, key, modules)
+    return twin
+
+
+def _nothing() -> None:
+    """Stands for the removal of a seed from a network that it is not in."""
 
 
 def _with_layers(seed: SourceSeed, original: SourceSeed) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:

@@ -19,14 +19,14 @@ from torch import Tensor, fx, nn
 from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SPATIAL, Features
-from esper.hosts.container import CONTAINER, containers_in
+from esper.hosts.container import CONTAINER, containers_in, forget_copied
 from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.inputs import logits_of
+from esper.hosts.merge import merge_all, warn_unmerged
 from esper.hosts.seed_hook import (
-    SitePath,
     attach,
     hooks_of,
     key_of,
@@ -34,7 +34,8 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.widen import merge_all, merge_sources, seeds_of_host, warn_unmerged
+from esper.hosts.sources import SitePath
+from esper.hosts.widen import merge_sources, seeds_of_host
 from esper.ops.norm_relu_pool import NormReluPool
 
 
@@ -71,6 +72,7 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
 
     _require_independent(network, changed)
     result, reasons = _without_hosts(result, changed if merge else None)
+    forget_copied(result)
     if merge:
         reasons.update(merge_all(result, changed))
     _require_no_sources(result, reasons)

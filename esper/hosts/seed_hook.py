@@ -6,175 +6,26 @@ grows and after it is kept.
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
-from esper.hosts.container import CONTAINER, container_of, unregister_seed
-from esper.hosts.inputs import features_of, source_of, with_features
-
-ARROW = "->"
-OTHER_ARROW = re.compile(r"(^|\s|[=~-])>|→")
-"""A text that looks like an arrow. Names of submodules may have ">" in them, as in torch_geometric's HeteroConv."""
-
-
-@dataclass(frozen=True)
-class SitePath:
-    """The submodules between which a site lies, by their paths in the model."""
-
-    sink: str
-    """The submodule to whose output a seed adds."""
-    source: str | None = None
-    """The submodule whose input a seed reads; None: it reads the sink."""
-
-    @classmethod
-    def parse(cls, text: str) -> SitePath:
-        """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
-        *sources, sink = map(str.strip, text.split(ARROW))
-        is_other_arrow = OTHER_ARROW.search(sink) is not None
-        if not sources and not is_other_arrow:
-            return cls(sink)
-        if len(sources) != 1 or not sources[0] or not sink or is_other_arrow:
-            raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
-        return cls(sink, sources[0])
-
-    @property
-    def ancestor(self) -> str:
-        """Path of the innermost submodule that has both, "" for the model itself."""
-        if self.source is None:
-            return self.sink
-        common = []
-        for one, other in zip(self.source.split("."), self.sink.split("."), strict=False):
-            if one != other:
-                break
-            common.append(one)
-        return ".".join(common)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Both submodules, or the one of a site that reads its sink."""
-        if self.source is None:
-            return (self.sink,)
-        return self.source, self.sink
-
-    def __str__(self) -> str:
-        if self.source is None:
-            return self.sink
-        return f"{self.source} {ARROW} {self.sink}"
-
-
-class SourceFrame:
-    """Forward hooks that keep the source of one site until its sink runs.
-
-    Each run of the innermost submodule with both source and sink has a place for its source, which it gives up when it
-    ends, also by an error. So nested runs, runs in several threads, and a run that is repeated for its gradients never
-    see the source of another run. Copies and pickles of a frame are empty.
-
-    Args:
-        path: where the site lies.
-        reader: its ``reads`` says in each pass whether the source is kept; None: it always is.
-    """
-
-    def __init__(self, path: SitePath, reader: SeedHook | None = None) -> None:
-        self.path = path
-        self.reader = reader
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "reader": self.reader}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    @property
-    def _runs(self) -> list[Tensor | None]:
-        """The source of each run in this thread, the innermost run last; None where it is not known."""
-        if not hasattr(self._local, "runs"):
-            self._local.runs = []
-        return self._local.runs  # type: ignore[no-any-return]
-
-    def open(self, _module: nn.Module, _inputs: object) -> None:
-        """Hook before the submodule around both."""
-        self._runs.append(None)
-
-    def close(self, _module: nn.Module, _inputs: object, _output: object) -> None:
-        """Hook after the submodule around both."""
-        self._runs.pop()
-
-    def keep(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook before the source. Raises ConfigError if the present run has a source already."""
-        runs = self._runs
-        # Without a run, a part of the model runs by itself; the sink says so if it is reached, too.
-        if not runs or (self.reader is not None and not self.reader.reads):
-            return
-        source = source_of(inputs, named)
-        if runs[-1] is not None:
-            raise ConfigError(f"{self.path}: {self.path.source} runs more than once before {self.path.sink}")
-        # Layers may overwrite it before the seed reads it, but not between the call of one layer and its output.
-        if self.path.source != self.path.sink:
-            source = source.clone()
-        runs[-1] = source
-
-    def take(self) -> Tensor:
-        """Returns the source of the innermost run, for the last time. Raises ConfigError if it has none."""
-        runs = self._runs
-        if not runs or runs[-1] is None:
-            raise ConfigError(
-                f"{self.path}: {self.path.source} has not run before {self.path.sink} in this pass; name the layer "
-                "that runs first before the arrow, call the model itself, and checkpoint activations of both or of "
-                "neither"
-            )
-        source = runs[-1]
-        runs[-1] = None
-        return source
-
-
-def _around(model: nn.Module, path: SitePath) -> nn.Module:
-    """Returns the innermost submodule that runs with both source and sink in it: a list of modules does not run."""
-    inner = path.ancestor
-    while True:
-        module = model.get_submodule(inner)
-        runs = getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
-        if runs or not inner:
-            return module
-        inner, _, _ = inner.rpartition(".")
-
-
-def hook_site(
-    model: nn.Module,
-    path: SitePath,
-    at_sink: Callable[..., Any],
-    frame: SourceFrame | None,
-) -> list[tuple[nn.Module, RemovableHandle]]:
-    """Registers ``at_sink`` as a forward hook of the sink at ``path``, and hooks that keep its source in ``frame``.
-
-    Returns all of them with their submodules.
-    """
-    sink = model.get_submodule(path.sink)
-    if frame is None or path.source is None:
-        return [(sink, sink.register_forward_hook(at_sink))]
-    source = model.get_submodule(path.source)
-    around = _around(model, path)
-    return [
-        (around, around.register_forward_pre_hook(frame.open)),
-        (source, source.register_forward_pre_hook(frame.keep, with_kwargs=True)),
-        (sink, sink.register_forward_hook(at_sink)),
-        (around, around.register_forward_hook(frame.close, always_call=True)),
-    ]
-
+from esper.hosts.container import CONTAINER, container_of, forget_copied, unregister_seed
+from esper.hosts.inputs import features_of, with_features
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 
 COPIES: dict[str, WeakSet[SeedHook]] = {}
 """Hooks in copies of models, such as averages of their weights, by the growth that made the original."""
+
+
+IDLE: WeakKeyDictionary[nn.Module, list[SeedHook]] = WeakKeyDictionary()
+"""Hooks of growing models that are not registered at the moment, because nothing happens at their sites, by sink."""
 
 
 class Growth(Protocol):
@@ -188,6 +39,9 @@ class Growth(Protocol):
 
     def present(self, slot: str) -> tuple[Seed | None, float, dict[str, Any]]:
         """Returns the seed that is on, if any, its alpha, and its recipe, see :attr:`SeedHook.recipe`."""
+
+    def planted(self, slot: str) -> tuple[Seed | None, float]:
+        """Returns the seed that is planted, on or not, and its alpha."""
 
 
 class SeedHook:
@@ -249,6 +103,13 @@ class SeedHook:
         return self.frame.take()
 
     @property
+    def at_site(self) -> tuple[Seed | None, float]:
+        """The seed at its site, which may still grow, and its alpha."""
+        if self.growth is None:
+            return self.seed, self.alpha
+        return self.growth.planted(self.slot)
+
+    @property
     def reads(self) -> bool:
         if self.growth is None:
             return self.seed is not None
@@ -278,6 +139,7 @@ def register(model: nn.Module, path: SitePath, hook: SeedHook) -> None:
     torch numbers hooks from 0 in each process, so a hook that is registered after a network was loaded could replace
     one of the network's. A key that is no number cannot be replaced so.
     """
+    _wake(model.get_submodule(path.sink), hook)
     hook.frame = None
     if path.source is not None:
         hook.frame = SourceFrame(path, hook)
@@ -293,6 +155,7 @@ def register(model: nn.Module, path: SitePath, hook: SeedHook) -> None:
 def unregister(model: nn.Module, hook: SeedHook) -> None:
     """Removes ``hook`` from the submodules of ``model``, and those that keep its source."""
     for module in model.modules():
+        _wake(module, hook)
         present = {**module._forward_pre_hooks, **module._forward_hooks}
         for key, other in present.items():
             keeps_source = hook.frame is not None and getattr(other, "__self__", None) is hook.frame
@@ -300,6 +163,18 @@ def unregister(model: nn.Module, hook: SeedHook) -> None:
                 continue
             for hooks in _hooks_of_torch(module):
                 hooks.pop(key, None)
+
+
+def rest(model: nn.Module, path: SitePath, hook: SeedHook) -> None:
+    """Removes ``hook`` until it is registered at ``path`` again; :func:`hooks_of` still yields it."""
+    unregister(model, hook)
+    IDLE.setdefault(model.get_submodule(path.sink), []).append(hook)
+
+
+def _wake(sink: nn.Module, hook: SeedHook) -> None:
+    """Forgets that ``hook`` rests at ``sink``."""
+    if hook in IDLE.get(sink, ()):
+        IDLE[sink].remove(hook)
 
 
 def _hooks_of_torch(module: nn.Module) -> list[dict[Any, Any]]:
@@ -365,7 +240,7 @@ def detach(model: nn.Module, hook: SeedHook) -> None:
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
     """Yields the path, the submodule and the hook of each seed in ``model``, in the order of its modules."""
     for path, module in list(model.named_modules()):
-        for hook in list(module._forward_hooks.values()):
+        for hook in [*module._forward_hooks.values(), *IDLE.get(module, ())]:
             if isinstance(hook, SeedHook):
                 yield path, module, hook
 
@@ -395,11 +270,20 @@ def recipe_in(model: nn.Module, hook: SeedHook) -> dict[str, Any]:
 
 def _moved(part: Mapping[str, Any], before: str, now: str) -> Mapping[str, Any]:
     """Returns a layer of a site whose sink was called ``before`` in the network that grew, and is called ``now``."""
-    if "path" not in part or before == now:
+    if before == now:
         return part
+    moved = dict(part)
+    if "path" in part:
+        moved["path"] = _renamed(part["path"], before, now)
+    if "returned_by" in part:
+        moved["returned_by"] = [_renamed(path, before, now) for path in part["returned_by"]]
+    return moved
+
+
+def _renamed(path: str, before: str, now: str) -> str:
     if now.endswith(before):
-        return {"path": now.removesuffix(before) + part["path"]}
-    return {"path": part["path"].removeprefix(before.removesuffix(now))}
+        return now.removesuffix(before) + path
+    return path.removeprefix(before.removesuffix(now))
 
 
 def require_finished(model: nn.Module) -> None:
@@ -415,6 +299,7 @@ def require_finished(model: nn.Module) -> None:
 def without_copied_hooks(network: nn.Module, origin: str) -> None:
     """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``, and hooks
     without a seed of any other growth."""
+    COPIES[origin] -= set(forget_copied(network))
     for _, _, hook in hooks_of(network):
         if hook.growth is not None or (hook.seed is not None and hook.origin != origin):
             continue

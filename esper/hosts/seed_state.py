@@ -23,7 +23,6 @@ from esper.hosts.container import CONTAINER, home_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import (
     SeedHook,
-    SitePath,
     detach,
     hooks_of,
     keep,
@@ -31,6 +30,7 @@ from esper.hosts.seed_hook import (
     recipe_in,
     register,
 )
+from esper.hosts.sources import SitePath
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
 """The function that loads a grown model."""

@@ -1,11 +1,10 @@
-"""Kept seeds become a part of their network's layers: more units, or other weights."""
+"""Kept seeds that read a source become a part of their network's layers: more units, or other weights."""
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
-from esper.core.blend import ChannelScale, Seed
+from esper.core.blend import Seed
 from esper.core.blueprints.source import MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.core.place import Place
-from esper.core.ramps import BlendOperator
 from esper.hosts import seed_hook
 from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
@@ -88,58 +85,38 @@ def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
 
 
 def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
-    """Returns the kept seeds with a source of any model, which forward hooks add, in order."""
-    hooks = [hook for _, _, hook in seed_hook.hooks_of(model) if hook.seed is not None]
+    """Returns the seeds with a source of any model, which forward hooks add, in order: the kept ones, and all that a
+    Grower has planted."""
+    hooks = [hook for _, _, hook in seed_hook.hooks_of(model) if hook.at_site[0] is not None]
     residual = []
     for hook in hooks:
         if hook.frame is None:
             sink = seed_hook.path_of(model, hook).sink
-            residual.append((sink, hook.seed))
+            residual.append((sink, hook.at_site[0]))
     seeds: dict[str, SourceSeed] = {}
     for hook in hooks:
-        if hook.frame is None or hook.seed is None:
+        seed, alpha = hook.at_site
+        if hook.frame is None or seed is None:
             continue
         path = str(seed_hook.path_of(model, hook))
         if path in seeds:  # a site may have grown more than once
             path = f"{path} ({hook.name})"
         recipe = seed_hook.recipe_in(model, hook)
-        parts = tuple(recipe.get("between", ()))
-        units = {part.get("path") for part in parts[:-1]}
+        between = Between(tuple(recipe.get("between", ())))
         inside = []
         for sink, residual_seed in residual:
-            if sink in units and residual_seed is not None:
+            if sink in between.inner and residual_seed is not None:
                 inside.append(residual_seed)
         seeds[path] = SourceSeed(
             name=path,
-            place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts)),
+            place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), between),
             blueprint=recipe.get("blueprint", ""),
-            body=hook.seed.body,
-            alpha=hook.alpha,
+            body=seed.body,
+            alpha=alpha,
             inside=tuple(inside),
             remove=partial(seed_hook.detach, model, hook),
         )
     return list(seeds.values())
-
-
-def merge_all(
-    network: nn.Module,
-    difference: Callable[[], str | None],
-    stay: Mapping[str, str] = NOTHING,
-) -> dict[str, str]:
-    """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
-
-    ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
-    merged, by path. Returns the reason for each seed that stays.
-    """
-    reasons = merge_sources(network, seeds_of_model(network), difference, stay)
-    return reasons | merge_seeds(network, difference, stay)
-
-
-def warn_unmerged(reasons: Mapping[str, str]) -> None:
-    """Warns of the seeds that :func:`merge_all` left, by their places, with its reasons."""
-    if reasons:
-        listed = "; ".join(f"{place}: {reason}" for place, reason in reasons.items())
-        warnings.warn(f"these seeds are not merged and stay modules: {listed}", stacklevel=3)
 
 
 def merge_sources(
@@ -161,9 +138,9 @@ def merge_sources(
     present = list(seeds)
     for seed in seeds:
         others = [other for other in present if other is not seed]
-        reason = stay.get(seed.name) or _obstacle(network, seed)
+        reason = stay.get(seed.name) or obstacle_of(network, seed)
         if reason is None:
-            found = changed_by(network, partial(_merge_source, seed, others), difference)
+            found = changed_by(network, partial(merge_source, seed, others), difference)
             reason = found and f"something else uses the units of its layers: merged, {found}"
         if reason:
             reasons[seed.name] = reason
@@ -188,19 +165,19 @@ def merge_together(
     return merge_sources(network, seeds, difference)
 
 
-def _obstacle(network: nn.Module, seed: SourceSeed) -> str | None:
+def obstacle_of(network: nn.Module, seed: SourceSeed) -> str | None:
     """Returns the reason why a seed cannot become a part of the layers at its place; None if it can."""
     if seed.place.obstacle:
         return seed.place.obstacle
     if seed.blueprint not in MERGED:
         return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
     layers = nn.ModuleList(seed.place.layers)
-    if _is_shared(network, layers.parameters()):
+    if is_shared(network, layers.parameters()):
         return "another layer uses the same weights"
     return None
 
 
-def _is_shared(network: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
+def is_shared(network: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
     """Whether several layers of ``network`` use one of these parameters."""
     uses = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
     return any(uses[parameter] > 1 for parameter in parameters)
@@ -213,15 +190,18 @@ def changed_by(
 ) -> str | None:
     """Makes a change to the modules of ``network``, and undoes it if it changes outputs.
 
-    ``difference`` says how they differ from those before; returns what it says.
+    ``difference`` says how they differ from those before; returns what it says, or the error by which it ends.
     """
     before = []
     for module in network.modules():
         attributes = dict(vars(module))
         tables = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
         before.append((module, attributes, tables))
-    change()
-    found = difference()
+    try:
+        change()
+        found = difference()
+    except Exception as error:  # a user's network may run into anything
+        found = f"the network cannot run: {type(error).__name__}: {error}"
     if found is None:
         return None
     for module, attributes, tables in before:
@@ -233,8 +213,8 @@ def changed_by(
     return found
 
 
-def _merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
-    """Merges a seed and removes it; ``others`` are those that are not merged."""
+def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
+    """Merges a seed and removes it; ``others`` are those that are not merged, and get room for the new units."""
     units = merge(seed.place.layers, seed.body, seed.alpha)
     seed.remove()
     if units:
@@ -255,14 +235,14 @@ def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
         outputs, inputs, *kernel = weight.shape
         more = units * (inputs_of(widened.layers[-1]) // width_of(widened.layers[0]))
         zeros = weight.new_zeros(outputs, more, *kernel)
-        _replace(first, "weight", torch.cat([weight, zeros], dim=1))
+        replace_tensor(first, "weight", torch.cat([weight, zeros], dim=1))
         _set_width(first, INPUTS, inputs + more)
     if other.layers[-1] is widened.layers[0]:  # it adds to them
         *_, last = body.children()
         weight = last.get_parameter("weight")
         outputs, *shape = weight.shape
         zeros = weight.new_zeros(units, *shape)
-        _replace(last, "weight", torch.cat([weight, zeros]))
+        replace_tensor(last, "weight", torch.cat([weight, zeros]))
         _set_width(last, OUTPUTS, outputs + units)
 
 
@@ -276,17 +256,17 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     if isinstance(first, Extensible):
         first.absorb(body, alpha)
         return 0
-    rows = _rows(first)
+    rows = rows_of(first)
     if not between:
         down, up = (layer.get_parameter("weight").double().flatten(1) for layer in body.children())
         change = (up @ down).view(rows.shape)
-        _replace_rows(first, rows.double() + alpha * change)
+        replace_rows(first, rows.double() + alpha * change)
         return 0
     *middle, last = between
     new_first, *new_middle, new_last = body.children()
     units = width_of(new_first)
     width = width_of(first) + units
-    _replace_rows(first, torch.cat([rows, _rows(new_first).to(rows.dtype)]))
+    replace_rows(first, torch.cat([rows, rows_of(new_first).to(rows.dtype)]))
     _append(first, new_first, ("bias",))
     _set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
@@ -295,12 +275,12 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
             layer.num_features = width
     columns = alpha * new_last.get_parameter("weight").double()
     read = inputs_of(last) + columns.shape[1]
-    _replace_rows(last, torch.cat([_rows(last).double(), columns], dim=1))
+    replace_rows(last, torch.cat([rows_of(last).double(), columns], dim=1))
     _set_width(last, INPUTS, read)
     return units
 
 
-def _rows(layer: nn.Module) -> Tensor:
+def rows_of(layer: nn.Module) -> Tensor:
     """Returns the weights of a layer with its outputs in the first dimension."""
     weight = layer.get_parameter("weight")
     if is_transposed(layer):
@@ -308,10 +288,10 @@ def _rows(layer: nn.Module) -> Tensor:
     return weight
 
 
-def _replace_rows(layer: nn.Module, value: Tensor) -> None:
+def replace_rows(layer: nn.Module, value: Tensor) -> None:
     if is_transposed(layer):
         value = value.T.contiguous()
-    _replace(layer, "weight", value)
+    replace_tensor(layer, "weight", value)
 
 
 def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:
@@ -319,10 +299,10 @@ def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:
         old = getattr(layer, name)
         new = getattr(more, name)
         if old is not None and new is not None:
-            _replace(layer, name, torch.cat([old, new.to(old.dtype)]))
+            replace_tensor(layer, name, torch.cat([old, new.to(old.dtype)]))
 
 
-def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
+def replace_tensor(layer: nn.Module, name: str, value: Tensor) -> None:
     """Replaces a parameter or buffer by ``value``, in the dtype and the memory format that it has."""
     old = getattr(layer, name)
     value = value.to(old)
@@ -332,6 +312,33 @@ def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
         layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
         layer._buffers[name] = value
+
+
+@contextmanager
+def same_parameters(network: nn.Module) -> Iterator[set[nn.Parameter]]:
+    """Keeps the parameters of ``network`` the same objects while a block replaces them by others.
+
+    They take the values and shapes of the others, and lose their gradients. So whatever holds a parameter, such as an
+    optimizer or a list that a loop clips, holds what the network computes with. The value of the block is the set of
+    the parameters that have changed, which is filled at its end.
+    """
+    before = {}
+    for module in network.modules():
+        for name, parameter in module._parameters.items():
+            before[module, name] = parameter
+    changed: set[nn.Parameter] = set()
+    yield changed
+    for (module, name), parameter in before.items():
+        new = module._parameters.get(name)
+        if parameter is None or new is None or new is parameter:
+            continue
+        changed.add(parameter)
+        parameter.grad = None
+        # A loss that still refers to the parameter keeps its node of the graph alive, with the old shape. torch makes
+        # a new node only if the dtype has changed.
+        parameter.data = new.data.to(torch.float16 if new.dtype != torch.float16 else torch.float32)
+        parameter.data = new.data
+        module._parameters[name] = parameter
 
 
 @torch.no_grad()
@@ -348,11 +355,11 @@ def resize(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
             if old is None or shape is None or old.shape == shape:
                 continue
             changed = True
-            _replace(layer, name, old.new_zeros(shape))
+            replace_tensor(layer, name, old.new_zeros(shape))
             if len(shape) == 1:
                 _set_width(layer, ("num_features",), shape[0])
             else:
-                outputs, inputs = _rows(layer).shape[:2]
+                outputs, inputs = rows_of(layer).shape[:2]
                 _set_width(layer, OUTPUTS, outputs)
                 _set_width(layer, INPUTS, inputs)
     return changed
@@ -383,81 +390,3 @@ def _set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:
     for name in names:
         if hasattr(layer, name):
             setattr(layer, name, width)
-
-
-def merge_seeds(
-    model: nn.Module,
-    difference: Callable[[], str | None],
-    stay: Mapping[str, str] = NOTHING,
-) -> dict[str, str]:
-    """Merges the seeds of ``model`` that read their sink into the weights of their linear layers.
-
-    With the seed's map d(h) = M h + c, of features h = W x + b, the merged layer has the weights (I + alpha · M) W and
-    the bias (I + alpha · M) b + alpha · c, computed in float64. ``difference`` says how the model's outputs differ from
-    those before; a layer that changes them, because something else uses its weights, too, is left as it was.
-
-    Returns the reason for each seed that stays, by path.
-    """
-    reasons: dict[str, str] = {}
-    for path, layer, hook in seed_hook.hooks_of(model):
-        if hook.seed is None or hook.frame is not None:
-            continue
-        while type(layer) is nn.Sequential and len(layer):  # its last layer computes the output
-            layer = layer[-1]
-        reason = stay.get(path) or _not_linear(model, hook.seed, layer)
-        if reason is None:
-            found = changed_by(model, partial(_merge_linear, model, hook, hook.seed, layer), difference)
-            reason = found and f"something else uses the weights of its layer or changes its output: merged, {found}"
-        if not reason:
-            continue
-        if path in reasons:
-            reason = f"{reasons[path]}, and {reason}"
-        reasons[path] = reason
-    return reasons
-
-
-def _not_linear(model: nn.Module, seed: Seed, layer: nn.Module) -> str | None:
-    """Returns why the seed cannot become a part of the layer's weights; None if it can.
-
-    It can if it is linear in the output of a linear layer whose weights no other layer uses.
-    """
-    if type(layer) is not nn.Linear and not is_transposed(layer):
-        return f"its output comes from a {type(layer).__name__}, not from a linear layer"
-    if not isinstance(layer._parameters.get("weight"), nn.Parameter):
-        return "the weights of its layer are computed from others, such as those of weight_norm or of pruning"
-    if seed.operator is not BlendOperator.ADD:
-        return f"its blend style is not additive ({seed.operator.value})"
-    for module in seed.body.modules():
-        kind = type(module)
-        if kind not in (nn.Linear, ChannelScale, nn.Identity, nn.Sequential):
-            return f"{kind.__name__} is not linear"
-    if _is_shared(model, layer.parameters(recurse=False)):
-        return "another layer uses the same weights"
-    return None
-
-
-@torch.no_grad()
-def _merge_linear(
-    model: nn.Module,
-    hook: seed_hook.SeedHook,
-    seed: Seed,
-    layer: nn.Module,
-) -> None:
-    """Merges a seed into the weights of ``layer`` and removes it."""
-    rows = _rows(layer).double().cpu()  # [out, in]
-    body = copy.deepcopy(seed.body).to("cpu", torch.float64)
-    units = seed.leading or len(rows)
-    constant = body(torch.zeros(1, units, dtype=torch.float64))
-    matrix = body(torch.eye(units, dtype=torch.float64)) - constant  # row i is the delta of unit i
-    others = len(rows) - units
-    matrix = functional.pad(matrix, (0, others, 0, others))  # [out, out]
-    constant = functional.pad(constant, (0, others))  # [1, out]
-    weight = layer.get_parameter("weight")
-    _replace_rows(layer, rows + hook.alpha * matrix.T @ rows)
-    bias = getattr(layer, "bias", None)
-    if bias is not None:
-        old = bias.double().cpu()
-        _replace(layer, "bias", old + hook.alpha * (old @ matrix + constant[0]))
-    elif bool(constant.any()):
-        layer.bias = nn.Parameter((hook.alpha * constant[0]).to(weight))
-    seed_hook.detach(model, hook)

@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
 from esper.grower.grower import Grower
+from esper.grower.merging import refuse_merges
 from esper.grower.report import GrowthStep
 from esper.hosts.find import Sites
 from esper.hosts.seed_state import add_seeds, take_seeds
@@ -45,6 +46,7 @@ class GrowthCallback(Callback):
         self.sites = sites
         self.score = score
         self.horizon = horizon
+        refuse_merges(options)
         self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from esper.config import ConfigError
 from esper.grower.grower import Grower
+from esper.grower.merging import refuse_merges
 from esper.grower.report import GrowthStep
 from esper.grower.stepping import unwrapped
 from esper.hosts.find import Sites
@@ -45,6 +46,7 @@ class GrowthTrainerCallback(TrainerCallback):
         self.score = score
         self.horizon = horizon
         self.checkpoint = checkpoint
+        refuse_merges(options)
         self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []  # since the start of training

@@ -14,7 +14,7 @@ from esper.hosts.example import coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.inputs import logits_of
-from esper.hosts.moments import Averages, merged_averages
+from esper.hosts.moments import Averages, Key, merged_averages
 from esper.hosts.widen import merge_sources, seeds_of_host
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup
@@ -56,13 +56,14 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     groups = [training.host_group, *training.seed_groups.values()]
     optimizers = [group.optimizer for group in groups]
     before = dict(network.named_parameters())
-    averages = merged_averages(network, seeds_of_host, Averages(optimizers))
+    present = seeds_of_host(network)
+    averages = merged_averages(present, Averages(optimizers))
     read = partial(outputs_of, network, training.sample, logits_of)
     wanted = read()
     rounding = coarsest_dtype(network)
     reasons = merge_sources(
         network,
-        seeds_of_host(network),
+        present,
         lambda: difference(wanted, read(), rounding),
         stay,
     )
@@ -108,18 +109,20 @@ def _take_state(
     network: nn.Module,
     before: Mapping[str, nn.Parameter],
     groups: Collection[ParameterGroup],
-    averages: Mapping[str, Mapping[str, torch.Tensor]],
+    averages: Mapping[str, Mapping[Key, torch.Tensor]],
 ) -> None:
-    """Gives parameters of ``network`` the merged ``averages``, and the counts of steps of those ``before``."""
+    """Gives parameters of ``network`` the merged ``averages``, and all else that was known of those ``before``."""
     known: dict[torch.Tensor, Any] = {}
     for group in groups:
         known.update(group.optimizer.state)
     states: dict[torch.Tensor, Any] = {}
     for group in (training.host_group, *training.seed_groups.values()):
         states.update(group.optimizer.state)
-    for name, parameter in network.named_parameters():
-        for key, value in states.get(parameter, {}).items():
-            if key in averages:
-                value.copy_(averages[key][name])
-            elif value is not None:
-                value.copy_(known[before[name]][key])
+    for path, module in network.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            at = module, name.rpartition(".")[2]
+            earlier = known[before[name]]
+            for key, value in states.get(parameter, {}).items():
+                merged = averages.get(key, {}).get(at, earlier.get(key))
+                if merged is not None:
+                    value.copy_(merged)

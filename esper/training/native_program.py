@@ -17,7 +17,7 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost, SiteSpan, Step
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 from esper.ops.tape import Shape, Tape, Unsupported, require_plain
 from esper.ops.tape_parts import Parts
 from esper.training import native_layers  # noqa: F401  registers Esper's layers

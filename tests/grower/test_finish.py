@@ -15,7 +15,7 @@ from esper.config import ConfigError
 from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.place import Place
-from esper.grower.finish import merge_in_loop
+from esper.grower.merging import merge_in_loop
 from esper.hosts.container import network_of
 from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, do, net, plant, script

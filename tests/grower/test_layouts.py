@@ -16,7 +16,7 @@ from esper.core.place import Place
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of as seed_at
 from esper.core.state import Choices
-from esper.grower.backend import mixes_positions, obstacle
+from esper.grower.layouts import mixes_positions, obstacle
 from tests.grower.loops import GROWS, LENIENT, Loop, X, Y, net, same, scores, weights
 from tests.hosts.grown_modules import seed_of
 

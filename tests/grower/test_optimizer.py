@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.core.action import Op
 from esper.grower.optimizer import ParamGroupMatcher
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 from tests.grower.loops import (
     GROW,
     Loop,

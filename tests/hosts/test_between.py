@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from esper.hosts.between import Between, Trace, layers_of
-from esper.hosts.seed_hook import SitePath
+from esper.hosts.sources import SitePath
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.hosts.between import gated_of
+from esper.hosts.gated import gated_of
 from tests.grower.loops import LENIENT, plant, script
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import esper
 from esper.config import ConfigError
 from esper.core.place import Features
-from esper.hosts.seed_hook import SitePath, SourceFrame, hook_site
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "without a pass of the model its features are rows",
-            "esper/grower/env.py",
+            "esper/grower/layouts.py",
             "    if hooks.passes.last is None:\n        raise",
             "    if hooks.passes.last is None:\n        return\n        raise",
             "tests/grower/test_layouts.py::test_a_loop_that_calls_methods_needs_a_pass_of_the_model_or_a_topology",
@@ -142,8 +142,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a seed follows the rate of the first group",
             "esper/grower/optimizer.py",
-            '            rate = self._matcher.group(name)["lr"]\n',
-            '            rate = host_groups(self.optimizer)[0]["lr"]\n',
+            "            leader = self._matcher.group(name)\n            if",
+            "            leader = host_groups(self.optimizer)[0]\n            if",
             "tests/grower/test_optimizer.py::test_a_seed_has_the_rate_of_its_layer_at_every_step",
         ),
         Fault(
@@ -288,8 +288,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "merged optimizer state is not divided by alpha",
             "esper/hosts/moments.py",
-            "        alpha = seed.alpha ** -POWERS[key] if seed.alpha else 0.0\n",
-            "        alpha = 1.0\n",
+            "alpha=seed.alpha ** -POWERS[key] if seed.alpha else 0.0,",
+            "alpha=1.0,",
             "tests/grower/test_finish.py::test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights",
         ),
         Fault(
@@ -332,8 +332,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed loop counts anew",
             "esper/grower/env.py",
-            "        host_flops, seed_flops = counted or count(backend)\n",
-            "        host_flops, seed_flops = count(backend)\n",
+            "        choices = first or backend.sizes()\n",
+            "        choices = backend.sizes()\n",
             "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
@@ -397,8 +397,8 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a merge forgets alpha",
-            "esper/hosts/widen.py",
-            "rows + hook.alpha * matrix.T @ rows",
+            "esper/hosts/merge.py",
+            "rows + alpha * matrix.T @ rows",
             "rows + matrix.T @ rows",
             "tests/hosts/test_merge.py::test_a_lora_is_merged_into_the_linear_layer_before_it",
         ),

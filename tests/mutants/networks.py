@@ -36,14 +36,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a merged gated module counts new units in full",
-            "esper/hosts/between.py",
+            "esper/hosts/gated.py",
             'new.get_parameter("weight"), 1, alpha)',
             'new.get_parameter("weight"), 1, 1.0)',
             "tests/hosts/test_gated.py::test_more_units_are_those_of_a_wider_module",
         ),
         Fault(
             "units that depend on each other count as a gated module",
-            "esper/hosts/between.py",
+            "esper/hosts/gated.py",
             "            return gated if _adds_up(gated) else None\n",
             "            return gated\n",
             "tests/hosts/test_gated.py::test_other_modules_are_none",
@@ -116,7 +116,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a list of modules is taken for one that runs",
-            "esper/hosts/seed_hook.py",
+            "esper/hosts/sources.py",
             "        if runs or not inner:\n",
             "        if True:\n",
             "tests/hosts/test_sources.py::test_a_source_and_a_sink_may_lie_in_a_list_of_modules",

@@ -96,7 +96,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "advantages are not discounted",
             "esper/agents/ppo/buffer.py",
-            "following = delta + gamma * lam * torch",
+            "following = delta + decays[t] * torch",
             "following = delta + lam * torch",
             "tests/agents/ppo/test_buffer.py::test_equals_the_reference",
         ),

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from esper.core.blend import CONTAINER, GROWING
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
 from esper.ops.norm_relu_pool import NormReluPool
@@ -143,8 +144,8 @@ def is_elementwise(layer: nn.Module) -> bool:
         return False
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
     try:
-        evaluated = copy.deepcopy(layer).eval()
-        training = copy.deepcopy(layer).train()
+        evaluated = _bare_copy(layer).eval()
+        training = _bare_copy(layer).train()
         one_by_one = torch.cat([evaluated(value.clone().view(1, 1)).flatten() for value in values])
         outputs = []
         for layer_of_mode in (evaluated, training):
@@ -291,10 +292,21 @@ def _resized(
     )
 
 
+def _bare_copy(layer: nn.Module) -> nn.Module:
+    """Returns a copy of a layer without hooks, and without the seeds that a network has there."""
+    copied = copy.deepcopy(layer)
+    for module in copied.modules():
+        vars(module).pop(GROWING, None)
+        module._modules.pop(CONTAINER, None)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            hooks.clear()
+    return copied
+
+
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
     if not isinstance(layer, _NormBase):
-        return copy.deepcopy(layer)
+        return _bare_copy(layer)
     options = {}
     if isinstance(layer, NormReluPool):
         options["pool"] = layer.pool

@@ -1,0 +1,111 @@
+"""The arguments and the saved state of a Grower: what they stand for, and errors for those that do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from esper.config import ConfigError, TrainingConfig
+from esper.config.resolved import ResolvedConfig
+from esper.core.blueprints import BlueprintRegistry, choose
+from esper.core.place import Place
+from esper.core.state import Setting
+from esper.grower.gradients import Ranks
+from esper.hosts.sources import SitePath
+
+FORMAT = 6
+"""Format of a Grower's state."""
+
+
+def resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
+    """Returns the config of one host that makes ``decisions`` decisions and incubates straight through."""
+    env = config.env
+    chosen = {
+        "n_envs": 1,
+        "episode_length": decisions,
+        "need_every": 1,  # by :meth:`Grower.measure_need`
+        "incubation": "ste",
+        "slots": None,
+        "at_once": env.at_once is not False,
+    }
+    return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))
+
+
+def check_merge(config: ResolvedConfig, ranks: Ranks) -> None:
+    """Raises ConfigError if seeds are to be merged where gradients keep their shapes."""
+    if config.env.merge and ranks.parallel:
+        raise ConfigError("merge does not work with DistributedDataParallel, which keeps the shapes of gradients")
+
+
+def check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
+    """Raises ConfigError for the state of another Grower."""
+    if state.get("format") != FORMAT:
+        raise ConfigError(
+            f"the state has format {state.get('format')}; this version reads {FORMAT}: continue with the version that "
+            "saved it, or start again"
+        )
+    if "env" not in state:
+        return
+    saved = state["env"]["hosts"]["channels"]
+    if set(saved) != set(slots):
+        raise ConfigError(f"the state has slots {', '.join(saved)}, not {', '.join(slots)}")
+
+
+def setting_of(samples: object, classes: int | None) -> Setting:
+    """Reads what a loop says of its training. Raises ConfigError for a number that does not fit."""
+    updates = 0
+    count = samples
+    if isinstance(samples, DataLoader):
+        try:
+            updates = len(samples)
+            count = len(samples.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise ConfigError("samples is a DataLoader whose data has no length; pass the number of samples") from None
+    for name, value, least in (("samples", count, 1), ("classes", classes, 2)):
+        if value is not None and (not isinstance(value, Integral) or value < least):
+            raise ConfigError(f"{name} is {value!r}; it is a number of {least} or more, or None if it is not known")
+    return Setting(samples=int(count or 0), updates=updates, classes=int(classes or 0))  # type: ignore[call-overload]
+
+
+def check_numbers(
+    horizon: int,
+    baseline: Sequence[float] | None,
+    points: float,
+) -> None:
+    """Raises ConfigError for a number that does not fit."""
+    if not isinstance(horizon, Integral) or horizon < 2:
+        raise ConfigError(f"horizon is {horizon!r}; it is the number of epochs that the loop trains, at least 2")
+    if not (math.isfinite(points) and points > 0):
+        raise ConfigError(f"points is {points}; it must be positive")
+    if baseline is not None and len(baseline) != horizon:
+        raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
+
+
+def check_incubation(incubation: str, ranks: Ranks) -> None:
+    """Raises ConfigError for a way to incubate that does not work."""
+    if incubation not in ("ste", "shadow"):
+        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
+    if incubation == "shadow" and ranks.parallel:
+        raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
+
+
+def check_blueprints(
+    wanted: tuple[str, ...] | None,
+    registry: BlueprintRegistry,
+    paths: Mapping[str, SitePath],
+    topology: str | None,
+) -> None:
+    """Raises ConfigError for a wanted blueprint that fits at no site of this topology; None: of any."""
+    reading = {path.source is not None for path in paths.values()}
+    topologies = (topology,) if topology else registry.topologies()
+    possible: dict[str, None] = {}
+    for kind in topologies:
+        possible |= dict.fromkeys(registry.possible(kind, reading))
+    places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
+    misfit = partial(registry.misfit, topology or "", places)
+    choose(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
