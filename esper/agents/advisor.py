@@ -1,0 +1,203 @@
+"""An advisor: predicts from what is known before the first step what wider layers would bring, and at what price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.core.arrays import Floats
+
+FACTORS = (1, 2, 4, 8, 16)
+"""Multiples of the widths of all layers that can be widened, by plan."""
+TYPICAL_RATES = {"sgd": 0.2, "adamw": 0.03}
+HIDDEN = 64
+MEMBERS = 8
+STEPS = 1_500
+BATCH = 256
+UNIT = 10.0
+"""Gains are learned in units of 10 pp."""
+LIMIT = 3.0
+"""Entries are clamped to this many standard deviations of those that the advisor learned from."""
+WEIGHTS = Path(__file__).with_name("advisor.safetensors")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a network and its training before the first step."""
+
+    widths: tuple[float, ...]
+    """Units of the layers that can be widened."""
+    parameters: Mapping[int, float]
+    """Number of parameters at each multiple of the widths that is on offer; 1 comes first."""
+    operations: float
+    """Floating-point operations of a forward pass of a sample."""
+    inputs: int
+    """Numbers in a sample."""
+    classes: int
+    convolutional: bool
+    samples: int
+    """Training samples."""
+    epochs: int
+    updates: float
+    """Steps of the optimizer."""
+    optimizer: str
+    """``sgd`` or ``adamw``."""
+    rate: float
+    """The first learning rate."""
+
+    def plans(self) -> Floats:
+        """Returns the entries of each multiple but 1, in fixed scales, float64 [multiples - 1, entries]."""
+        width = float(np.mean(np.log2(self.widths)))
+        first = self.parameters[1]
+        known = [
+            width,
+            len(self.widths),
+            math.log2(first),
+            math.log2(self.operations),
+            math.log2(self.inputs),
+            math.log2(self.classes),
+            float(self.convolutional),
+            math.log2(self.samples),
+            math.log2(self.samples / self.classes),
+            math.log2(self.samples / first),
+            math.log2(self.epochs),
+            math.log2(self.updates),
+            float(self.optimizer == "adamw"),
+            math.log2(self.rate / TYPICAL_RATES[self.optimizer]),
+        ]
+        rows = []
+        for factor, parameters in self.parameters.items():
+            if factor == 1:
+                continue
+            doublings = math.log2(factor)
+            planned = [
+                doublings,
+                width + doublings,
+                math.log2(parameters / first),
+                math.log2(self.samples / parameters),
+            ]
+            rows.append([*known, *planned])
+        return np.array(rows).reshape(len(rows), -1)
+
+    def costs(self, price: float) -> Floats:
+        """Returns the cost of each multiple at ``price`` pp a doubling of the parameters, [multiples]."""
+        counts = np.array(list(self.parameters.values()))
+        return np.asarray(price * np.log2(counts / counts[0]))
+
+
+class Advisor(nn.Module):
+    """An ensemble of small networks that predict the gain in the final score of each plan.
+
+    Args:
+        entries: number of entries of a plan, see :meth:`Facts.plans`.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(entries))
+        self.register_buffer("deviation", torch.ones(entries))
+        self.members = nn.ModuleList()
+        for _ in range(MEMBERS):
+            member = nn.Sequential(
+                nn.Linear(entries, HIDDEN),
+                nn.GELU(),
+                nn.Linear(HIDDEN, HIDDEN),
+                nn.GELU(),
+                nn.Linear(HIDDEN, 1),
+            )
+            self.members.append(member)
+
+    def scaled(self, plans: Tensor) -> Tensor:
+        """Returns plans [..., entries] in standard deviations of those that it learned from."""
+        return ((plans - self.mean) / self.deviation).clamp(-LIMIT, LIMIT)
+
+    def forward(self, plans: Tensor) -> Tensor:
+        """Returns the gain of plans [..., entries] by each member, pp [members, ...]."""
+        entries = self.scaled(plans)
+        gains = [member(entries)[..., 0] for member in self.members]
+        return torch.stack(gains) * UNIT
+
+    @torch.no_grad()
+    def gains(self, facts: Facts) -> Floats:
+        """Returns the predicted gain of each multiple, pp [members, multiples]; that of 1 is 0."""
+        plans = torch.from_numpy(facts.plans()).float()
+        predicted = self(plans).double().numpy()
+        return np.pad(predicted, ((0, 0), (1, 0)))
+
+    def choose(self, facts: Facts, price: float) -> int:
+        """Returns the multiple whose mean gain exceeds its cost by most."""
+        if len(facts.parameters) == 1:
+            return 1
+        returns = self.gains(facts).mean(axis=0) - facts.costs(price)
+        return list(facts.parameters)[int(returns.argmax())]
+
+
+def fit(facts: Sequence[Facts], gains: Sequence[Floats], seed: int = 0) -> Advisor:
+    """Fits an advisor to the facts of logged contexts, and what each multiple gained over 1, pp [multiples] by context.
+
+    Each member learns from four fifths of the contexts and keeps the weights of its least error on the others.
+    """
+    rows = [of_one.plans() for of_one in facts]
+    context = torch.from_numpy(np.repeat(np.arange(len(rows)), [len(of_one) for of_one in rows]))
+    x = torch.from_numpy(np.concatenate([of_one for of_one in rows if len(of_one)])).float()
+    y = torch.from_numpy(np.concatenate([of_one[1:] for of_one in gains]) / UNIT).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        advisor = Advisor(x.shape[-1])
+        advisor.mean.copy_(x.mean(dim=0))
+        advisor.deviation.copy_(x.std(dim=0).clamp(min=1e-3))
+        scaled = advisor.scaled(x)
+        for member in advisor.members:
+            order = torch.randperm(len(rows))
+            held_out = (order < max(1, len(rows) // 5))[context]
+            _fit_member(member, scaled, y, ~held_out, held_out)
+    return advisor.eval()
+
+
+def _fit_member(
+    member: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    learn: Tensor,
+    judge: Tensor,
+) -> None:
+    optimizer = torch.optim.AdamW(member.parameters(), 3e-3, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    least = math.inf
+    best: dict[str, Tensor] = {}
+    learned = learn.nonzero().flatten()
+    for step in range(STEPS):
+        if step % 20 == 0:
+            with torch.no_grad():
+                error = float(nn.functional.huber_loss(member(x[judge])[:, 0], y[judge]))
+            if error < least:
+                least = error
+                best = {name: value.clone() for name, value in member.state_dict().items()}
+        rows = learned[torch.randint(len(learned), (BATCH,))]
+        loss = nn.functional.huber_loss(member(x[rows])[:, 0], y[rows])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    member.load_state_dict(best)
+
+
+@cache
+def shipped() -> Advisor:
+    """Loads the advisor that comes with Esper."""
+    from safetensors.torch import load_file
+
+    weights = load_file(WEIGHTS)
+    advisor = Advisor(len(weights["mean"]))
+    advisor.load_state_dict(weights)
+    return advisor.eval()

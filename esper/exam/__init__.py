@@ -1,0 +1,1 @@
+"""Hosts that differ, plans to grow them, and what each plan brings."""

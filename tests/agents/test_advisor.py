@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from esper.agents.advisor import FACTORS, Facts, fit
+
+
+def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) -> Facts:
+    return Facts(
+        widths=(width, width),
+        parameters={
+            factor: 60 * width * factor + (width * factor) ** 2 for factor in factors
+        },
+        operations=1e4,
+        inputs=64,
+        classes=10,
+        convolutional=False,
+        samples=samples,
+        epochs=10,
+        updates=60,
+        optimizer="adamw",
+        rate=0.03,
+    )
+
+
+def gains(of_one: Facts) -> np.ndarray:
+    """Layers below 16 units gain 8 pp a doubling."""
+    doublings = np.log2(list(of_one.parameters))
+    useful = max(0.0, 4 - np.log2(of_one.widths[0]))
+    return 8 * np.minimum(doublings, useful) - 1e-3 * doublings
+
+
+@pytest.fixture(scope="module")
+def advisor():
+    rng = np.random.default_rng(0)
+    seen = [
+        facts(int(rng.choice([1, 2, 4, 8, 16, 32])), int(rng.integers(50, 500)))
+        for _ in range(120)
+    ]
+    noisy = [gains(of_one) + rng.normal(size=5) * [0, 1, 1, 1, 1] for of_one in seen]
+    return fit(seen, noisy)
+
+
+def test_it_widens_narrow_layers_only(advisor) -> None:
+    chosen = {width: advisor.choose(facts(width), price=1.0) for width in (2, 8, 32)}
+    assert chosen[2] in (4, 8, 16)
+    assert chosen[8] == 2
+    assert chosen[32] == 1
+
+
+def test_it_declines_at_a_high_price(advisor) -> None:
+    assert advisor.choose(facts(2), price=50.0) == 1
+
+
+def test_a_member_for_each_gain_and_none_without_growing(advisor) -> None:
+    predicted = advisor.gains(facts(2))
+    assert predicted.shape == (8, 5)
+    assert (predicted[:, 0] == 0).all()
+    assert predicted[:, 2].mean() == pytest.approx(16, abs=4)
+
+
+def test_only_what_is_on_offer_is_chosen(advisor) -> None:
+    assert advisor.choose(facts(2, factors=(1, 2)), price=0.1) == 2
+    assert advisor.choose(facts(2, factors=(1,)), price=0.1) == 1
+
+
+def test_costs_are_doublings_of_the_parameters() -> None:
+    of_one = facts(4)
+    grown = of_one.parameters[8] / of_one.parameters[1]
+    assert of_one.costs(2.0)[3] == pytest.approx(2 * np.log2(grown))
+    assert of_one.costs(2.0)[0] == 0
+
+
+def test_fitting_leaves_the_random_numbers_of_the_caller() -> None:
+    import torch
+
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    fit([facts(2), facts(8)] * 4, [gains(facts(2)), gains(facts(8))] * 4)
+    assert torch.equal(torch.rand(3), wanted)
