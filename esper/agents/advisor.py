@@ -16,7 +16,6 @@ from esper.core.arrays import Floats
 
 FACTORS = (1, 2, 4, 8, 16)
 """Multiples of the widths of all layers that can be widened, by plan."""
-TYPICAL_RATES = {"sgd": 0.2, "adamw": 0.03}
 HIDDEN = 64
 MEMBERS = 8
 STEPS = 1_500
@@ -47,10 +46,8 @@ class Facts:
     epochs: int
     updates: float
     """Steps of the optimizer."""
-    optimizer: str
-    """``sgd`` or ``adamw``."""
     rate: float
-    """The first learning rate."""
+    """The optimizer's first learning rate."""
 
     def plans(self) -> Floats:
         """Returns the entries of each multiple but 1, in fixed scales, float64 [multiples - 1, entries]."""
@@ -69,8 +66,7 @@ class Facts:
             math.log2(self.samples / first),
             math.log2(self.epochs),
             math.log2(self.updates),
-            float(self.optimizer == "adamw"),
-            math.log2(self.rate / TYPICAL_RATES[self.optimizer]),
+            math.log2(self.rate),
         ]
         rows = []
         for factor, parameters in self.parameters.items():

@@ -252,6 +252,5 @@ def facts_of(context: Context) -> Facts:
         samples=context.samples,
         epochs=context.epochs,
         updates=context.samples // batch * context.epochs,
-        optimizer=context.optimizer,
         rate=RATES[context.topology, context.optimizer] * context.rate,
     )

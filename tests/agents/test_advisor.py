@@ -19,7 +19,6 @@ def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) ->
         samples=samples,
         epochs=10,
         updates=60,
-        optimizer="adamw",
         rate=0.03,
     )
 

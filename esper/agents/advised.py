@@ -1,0 +1,130 @@
+"""A controller that widens a host before its first epoch, as an advisor says."""
+
+from __future__ import annotations
+
+import math
+
+from esper.agents.advisor import Advisor, Facts, shipped
+from esper.agents.controller import EnvView, PerEnvController
+from esper.config import ConfigError
+from esper.core.action import Op
+from esper.core.arrays import Ints
+
+WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8"}
+"""Blueprint by the multiple of a layer's width that it leads to."""
+NEEDED = {"samples_known": "the number of training samples", "chance_known": "the number of classes"}
+"""What has to be known of a training, by the entry that says whether it is."""
+
+
+class AdvisedController(PerEnvController):
+    """Widens all layers that it can by one multiple, at the start, and lets the host train from then on.
+
+    The multiple is the one whose predicted gain exceeds its price by most, see :class:`esper.agents.advisor.Advisor`;
+    where none is worth its price, nothing grows.
+    """
+
+    EPISODE_STATE = ("planned", "left")
+    advisor: Advisor
+
+    def prepare(self) -> None:
+        self.widenings = {multiple: name for multiple, name in WIDENINGS.items() if name in self.spec.blueprints}
+        if not self.widenings:
+            raise ConfigError(
+                f"controller advisor widens layers: env.blueprints must name one of {', '.join(WIDENINGS.values())}, "
+                f"not only {', '.join(self.spec.blueprints)}"
+            )
+        self.advisor = shipped()
+        self.planned = [False] * self.n_envs
+        self.left: list[list[list[str]]] = [[] for _ in range(self.n_envs)]
+        """Slot and blueprint of each seed that is still to be planted, by env."""
+
+    def begin_episode(self, env: int) -> None:
+        self.planned[env] = False
+        self.left[env] = []
+
+    def acts_again(self, env: int, view: EnvView) -> bool:
+        return True
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        if not self.planned[env]:
+            self.planned[env] = True
+            self.left[env] = self._plan(view)
+        while self.left[env]:
+            slot, blueprint = self.left[env].pop(0)
+            if view.legal(Op.GERMINATE, slot, blueprint):
+                return self.spec.encode(Op.GERMINATE, slot, blueprint)
+        return self.spec.encode(Op.WAIT)
+
+    def _plan(self, view: EnvView) -> list[list[str]]:
+        slots = self._slots(view)
+        if not slots:
+            return []
+        facts = facts_in(view, slots, tuple(self.widenings))
+        price = math.expm1(view.value("price"))
+        multiple = self.advisor.choose(facts, price)
+        if multiple == 1:
+            return []
+        return [[slot, self.widenings[multiple]] for slot in slots]
+
+    def _slots(self, view: EnvView) -> list[str]:
+        """Returns the slots whose layer can be widened by every multiple."""
+        slots = []
+        for slot in self.spec.slots:
+            if all(view.legal(Op.GERMINATE, slot, name) for name in self.widenings.values()):
+                slots.append(slot)
+        return slots
+
+
+def facts_in(view: EnvView, slots: list[str], multiples: tuple[int, ...]) -> Facts:
+    """Reads what is known of a training before its first epoch from an observation.
+
+    Raises ConfigError if the observation does not know the samples or the classes.
+    """
+    unknown = [words for entry, words in NEEDED.items() if not view.value(entry)]
+    if unknown:
+        raise ConfigError(f"controller advisor must know {' and '.join(unknown)}: esper.Grower(samples=, classes=)")
+    parameters = _power(view, "host_parameters", 10)
+    return Facts(
+        widths=tuple(2 ** (10 * view.slot(slot, "width")) for slot in slots),
+        parameters=parameters_by_multiple(view, slots, multiples, parameters),
+        operations=_power(view, "host_flops", 20),
+        inputs=round(_power(view, "inputs", 10)),
+        classes=round(_power(view, "classes", 10)),
+        convolutional=any(view.choice(slot, name, "spatial") > 0 for slot in slots for name in _whole(view)),
+        samples=round(_power(view, "samples", 10)),
+        epochs=round(_power(view, "epochs", 10)),
+        updates=max(1.0, _power(view, "updates_left", 10) - 1),
+        rate=_power(view, "learning_rate", 10),
+    )
+
+
+def parameters_by_multiple(
+    view: EnvView,
+    slots: list[str],
+    multiples: tuple[int, ...],
+    parameters: float,
+) -> dict[int, float]:
+    """Returns the number of parameters of the host with all layers of ``slots`` widened, by multiple; 1 comes first.
+
+    A seed that doubles one layer has as many parameters as the weights into and out of it. So the sum over layers
+    counts weights between two of these layers twice; they grow with the square of the multiple.
+    """
+    multiple = multiples[0]
+    name = WIDENINGS[multiple]
+    around = sum(math.expm1(10 * view.choice(slot, name, "size")) for slot in slots) / (multiple - 1)
+    between = max(0.0, around - parameters)
+    outer = around - 2 * between
+    fixed = parameters - outer - between
+    counts = {1: parameters}
+    for multiple in multiples:
+        counts[multiple] = fixed + outer * multiple + between * multiple**2
+    return counts
+
+
+def _whole(view: EnvView) -> list[str]:
+    return [name for name in WIDENINGS.values() if name in view.spec.blueprints][:1]
+
+
+def _power(view: EnvView, entry: str, scale: int) -> float:
+    """Returns what an entry is the binary logarithm of, divided by ``scale``."""
+    return float(2 ** (scale * view.value(entry)))
