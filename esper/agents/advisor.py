@@ -29,7 +29,7 @@ WEIGHTS = Path(__file__).with_name("advisor.safetensors")
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a network and its training before the first step."""
+    """Facts known of a network and its training before the first step."""
 
     widths: tuple[float, ...]
     """Units of the layers that can be widened."""

@@ -200,12 +200,8 @@ class PlantedBackend(Backend):
     def measure(self, active: Bools, state: EnvState) -> None:
         true = self.true_accuracies(state.slots, state.epoch)
         trained = active & (state.epoch > 0)
-        state.write(
-            trained,
-            train_accuracy=true.accuracy,
-            train_loss=self.law.loss(true.accuracy),
-            train_measured=True,
-        )
+        loss = self.law.loss(true.accuracy)
+        state.write(trained, train_accuracy=true.accuracy, train_loss=loss, train_measured=True)
 
         # All networks of a host have the same error in an epoch.
         errors = self.noise[np.arange(len(active)), state.epoch]

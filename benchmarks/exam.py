@@ -1,0 +1,196 @@
+"""Play plans to widen hosts that differ, fit an advisor to some of them, and judge it on the others.
+
+    python benchmarks/exam.py play FOLDER            # plays every plan in all contexts: about 20 minutes on two cores
+    python benchmarks/exam.py judge FOLDER           # fits advisors, and prints a table for each part
+    python benchmarks/exam.py ship FOLDER            # writes the advisor that comes with Esper
+
+Tables of people and `fashion_mnist` must be there: see benchmarks/uci_tables.py, and `esper tasks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.agents.advisor import WEIGHTS, Advisor, fit
+from esper.core.arrays import Floats, Ints
+from esper.exam.context import Context, Law, facts_of, law_of_region
+from esper.exam.play import play
+from esper.exam.rules import Table, ceiling, halving, returns_of
+from esper.exam.sources import (
+    HELD_OUT_IMAGES,
+    HELD_OUT_TABLES,
+    IMAGES,
+    TABLES,
+    made_names,
+)
+
+KNOWN = (*IMAGES, *TABLES)
+HELD_OUT = (*HELD_OUT_IMAGES, *HELD_OUT_TABLES)
+MADE = (*made_names(images=True), *made_names(images=False))
+PARTS: dict[str, tuple[Law, int, int, tuple[int, ...]]] = {
+    "known": (Law(KNOWN), 1, 220, (0,)),
+    "made": (Law(MADE), 2, 196, (0,)),
+    "dev": (Law(KNOWN), 3, 42, (10, 11, 12)),
+    "region": (law_of_region(KNOWN), 4, 30, (10, 11, 12)),
+    "held_out": (Law(HELD_OUT, left_out=None), 5, 42, (10, 11, 12)),
+}
+"""By name: the law, the seed of the draws, the number of contexts, and the seeds of their hosts."""
+LEARN = ("known", "made")
+JUDGE = ("dev", "region", "held_out")
+SHARE = 0.3
+"""Part of the epochs that halving tries each width for."""
+ADVISORS = 5
+KEYS = ((), ("price",), ("width",), ("price", "width"), ("price", "width", "samples"))
+
+
+def play_part(folder: Path, part: str) -> None:
+    """Plays a part and writes contexts and accuracies."""
+    law, seed, count, seeds = PARTS[part]
+    rng = np.random.default_rng(seed)
+    contexts = [law.draw(rng) for _ in range(count)]
+    tried = np.zeros(0)
+    if part in JUDGE:
+        tried = play(contexts, seeds, SHARE)
+    accuracies = play(contexts, seeds)
+    (folder / f"{part}.json").write_text(
+        json.dumps([asdict(context) for context in contexts])
+    )
+    np.savez(folder / f"{part}.npz", accuracies=accuracies, tried=tried)
+    print(f"{part}: {count} contexts of {len(seeds)} hosts for each plan", flush=True)
+
+
+def read_part(folder: Path, part: str) -> tuple[list[Context], Floats, Floats]:
+    """Returns contexts, accuracies [contexts, plans, seeds, 2], and those of short trainings."""
+    contexts = [
+        Context(**fields)
+        for fields in json.loads((folder / f"{part}.json").read_text())
+    ]
+    with np.load(folder / f"{part}.npz") as arrays:
+        return contexts, arrays["accuracies"], arrays["tried"]
+
+
+def logs(folder: Path, parts: Sequence[str]) -> tuple[list[Context], Floats]:
+    """Returns the contexts of several parts, and test accuracies [contexts, plans, 1]."""
+    contexts = []
+    tests = []
+    for part in parts:
+        of_part, accuracies, _ = read_part(folder, part)
+        contexts += of_part
+        tests.append(accuracies[..., 1].mean(axis=2, keepdims=True))
+    return contexts, np.concatenate(tests)
+
+
+def fitted(folder: Path, parts: Sequence[str], seed: int) -> Advisor:
+    contexts, accuracies = logs(folder, parts)
+    gains = []
+    for context, of_plans in zip(contexts, accuracies[..., 0], strict=True):
+        gains.append(of_plans[: len(context.factors)] - of_plans[0])
+    return fit(list(map(facts_of, contexts)), gains, seed)
+
+
+def judge(folder: Path) -> None:
+    """Prints what each arm returns beside the best single plan, for each part."""
+    known = logs(folder, ["known"])
+    tables = {keys: Table.fit(keys, known[0], returns_of(*known)) for keys in KEYS}
+    advisors = {
+        parts: [fitted(folder, parts, seed) for seed in range(ADVISORS)]
+        for parts in (("known",), ("made",), LEARN)
+    }
+    for part in JUDGE:
+        contexts, accuracies, tried = read_part(folder, part)
+        returns = returns_of(contexts, accuracies[..., 1])
+        rows = np.arange(len(contexts))
+
+        def of(plans: Ints, returns: Floats = returns, rows: Ints = rows) -> Floats:
+            return np.asarray(returns.mean(axis=2)[rows, plans])
+
+        single = of(tables[()].choose(contexts))
+        gap = ceiling(returns) - single
+        print(
+            f"\n{part}, {len(contexts)} contexts, beside the plan ×{2 ** tables[()].single}\n"
+        )
+        print("| arm | pp | of the gap |\n|---|---|---|")
+        print(line("ceiling", gap, gap))
+        print(line("none", of(np.zeros_like(rows)) - single, gap))
+        for keys in KEYS[1:]:
+            print(
+                line(
+                    f"best plan by {' × '.join(keys)}",
+                    of(tables[keys].choose(contexts)) - single,
+                    gap,
+                )
+            )
+        tries = [
+            of(halving(contexts, tried[:, :, seed, 0]))
+            for seed in range(tried.shape[2])
+        ]
+        print(
+            line(
+                f"halving, {SHARE:g} of the epochs",
+                np.mean(tries, axis=0) - single,
+                gap,
+            )
+        )
+        for parts, members in advisors.items():
+            chosen = np.mean(
+                [of(choices(advisor, contexts)) for advisor in members], axis=0
+            )
+            print(
+                line(
+                    f"advisor, mean of {ADVISORS}, from {' and '.join(parts)}",
+                    chosen - single,
+                    gap,
+                )
+            )
+
+
+def choices(advisor: Advisor, contexts: Sequence[Context]) -> Ints:
+    chosen = [
+        context.factors.index(advisor.choose(facts_of(context), context.price))
+        for context in contexts
+    ]
+    return np.array(chosen)
+
+
+def line(name: str, more: Floats, gap: Floats) -> str:
+    error = 1.96 * more.std(ddof=1) / np.sqrt(len(more))
+    return f"| {name} | {more.mean():+.2f} ± {error:.2f} | {more.mean() / gap.mean():.2f} |"
+
+
+def ship(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(fitted(folder, LEARN, 0).state_dict(), WEIGHTS)
+    print(f"{WEIGHTS}: {WEIGHTS.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", choices=("play", "judge", "ship"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"parts to play: {', '.join(PARTS)}; all by default",
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.what == "play":
+        for part in args.parts or PARTS:
+            play_part(args.folder, part)
+        return
+    command: dict[str, Callable[[Path], None]] = {"judge": judge, "ship": ship}
+    command[args.what](args.folder)
+
+
+if __name__ == "__main__":
+    main()
