@@ -22,7 +22,7 @@ from esper.agents.advisor import WEIGHTS, Advisor, fit
 from esper.core.arrays import Floats, Ints
 from esper.exam.context import Context, Law, facts_of, law_of_region
 from esper.exam.play import play
-from esper.exam.rules import Table, ceiling, halving, returns_of
+from esper.exam.rules import PlanTable, ceiling, halving, returns_of
 from esper.exam.sources import (
     HELD_OUT_IMAGES,
     HELD_OUT_TABLES,
@@ -98,7 +98,7 @@ def fitted(folder: Path, parts: Sequence[str], seed: int) -> Advisor:
 def judge(folder: Path) -> None:
     """Prints what each arm returns beside the best single plan, for each part."""
     known = logs(folder, ["known"])
-    tables = {keys: Table.fit(keys, known[0], returns_of(*known)) for keys in KEYS}
+    tables = {keys: PlanTable.fit(keys, known[0], returns_of(*known)) for keys in KEYS}
     advisors = {
         parts: [fitted(folder, parts, seed) for seed in range(ADVISORS)]
         for parts in (("known",), ("made",), LEARN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from esper.agents.advisor import Advisor, Facts, shipped
+from esper.agents.advisor import Advisor, HostFacts, shipped
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import ConfigError
 from esper.core.action import Op
@@ -13,7 +13,7 @@ from esper.core.arrays import Ints
 WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8"}
 """Blueprint by the multiple of a layer's width that it leads to."""
 NEEDED = {"samples_known": "the number of training samples", "chance_known": "the number of classes"}
-"""What has to be known of a training, by the entry that says whether it is."""
+"""Facts that must be known of a training, by the entry that says whether they are."""
 
 
 class AdvisedController(PerEnvController):
@@ -38,14 +38,25 @@ class AdvisedController(PerEnvController):
         self.left: list[list[list[str]]] = [[] for _ in range(self.n_envs)]
         """Slot and blueprint of each seed that is still to be planted, by env."""
 
-    def begin_episode(self, env: int) -> None:
+    def begin_episode(
+        self,
+        env: int,
+    ) -> None:
         self.planned[env] = False
         self.left[env] = []
 
-    def acts_again(self, env: int, view: EnvView) -> bool:
+    def acts_again(
+        self,
+        env: int,
+        view: EnvView,
+    ) -> bool:
         return True
 
-    def choose(self, env: int, view: EnvView) -> Ints:
+    def choose(
+        self,
+        env: int,
+        view: EnvView,
+    ) -> Ints:
         if not self.planned[env]:
             self.planned[env] = True
             self.left[env] = self._plan(view)
@@ -55,7 +66,10 @@ class AdvisedController(PerEnvController):
                 return self.spec.encode(Op.GERMINATE, slot, blueprint)
         return self.spec.encode(Op.WAIT)
 
-    def _plan(self, view: EnvView) -> list[list[str]]:
+    def _plan(
+        self,
+        view: EnvView,
+    ) -> list[list[str]]:
         slots = self._slots(view)
         if not slots:
             return []
@@ -66,16 +80,20 @@ class AdvisedController(PerEnvController):
             return []
         return [[slot, self.widenings[multiple]] for slot in slots]
 
-    def _slots(self, view: EnvView) -> list[str]:
+    def _slots(
+        self,
+        view: EnvView,
+    ) -> list[str]:
         """Returns the slots whose layer can be widened by every multiple."""
-        slots = []
-        for slot in self.spec.slots:
-            if all(view.legal(Op.GERMINATE, slot, name) for name in self.widenings.values()):
-                slots.append(slot)
-        return slots
+        names = self.widenings.values()
+        return [slot for slot in self.spec.slots if all(view.legal(Op.GERMINATE, slot, name) for name in names)]
 
 
-def facts_in(view: EnvView, slots: list[str], multiples: tuple[int, ...]) -> Facts:
+def facts_in(
+    view: EnvView,
+    slots: list[str],
+    multiples: tuple[int, ...],
+) -> HostFacts:
     """Reads what is known of a training before its first epoch from an observation.
 
     Raises ConfigError if the observation does not know the samples or the classes.
@@ -84,7 +102,7 @@ def facts_in(view: EnvView, slots: list[str], multiples: tuple[int, ...]) -> Fac
     if unknown:
         raise ConfigError(f"controller advisor must know {' and '.join(unknown)}: esper.Grower(samples=, classes=)")
     parameters = _power(view, "host_parameters", 10)
-    return Facts(
+    return HostFacts(
         widths=tuple(2 ** (10 * view.slot(slot, "width")) for slot in slots),
         parameters=parameters_by_multiple(view, slots, multiples, parameters),
         operations=_power(view, "host_flops", 20),
@@ -125,6 +143,10 @@ def _whole(view: EnvView) -> list[str]:
     return [name for name in WIDENINGS.values() if name in view.spec.blueprints][:1]
 
 
-def _power(view: EnvView, entry: str, scale: int) -> float:
+def _power(
+    view: EnvView,
+    entry: str,
+    scale: int,
+) -> float:
     """Returns what an entry is the binary logarithm of, divided by ``scale``."""
     return float(2 ** (scale * view.value(entry)))

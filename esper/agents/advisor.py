@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from esper.core.arrays import Floats
 
-FACTORS = (1, 2, 4, 8, 16)
+FACTORS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+)
 """Multiples of the widths of all layers that can be widened, by plan."""
 HIDDEN = 64
 MEMBERS = 8
@@ -28,8 +34,8 @@ WEIGHTS = Path(__file__).with_name("advisor.safetensors")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts known of a network and its training before the first step."""
+class HostFacts:
+    """HostFacts known of a network and its training before the first step."""
 
     widths: tuple[float, ...]
     """Units of the layers that can be widened."""
@@ -82,7 +88,10 @@ class Facts:
             rows.append([*known, *planned])
         return np.array(rows).reshape(len(rows), -1)
 
-    def costs(self, price: float) -> Floats:
+    def costs(
+        self,
+        price: float,
+    ) -> Floats:
         """Returns the cost of each multiple at ``price`` pp a doubling of the parameters, [multiples]."""
         counts = np.array(list(self.parameters.values()))
         return np.asarray(price * np.log2(counts / counts[0]))
@@ -92,13 +101,16 @@ class Advisor(nn.Module):
     """An ensemble of small networks that predict the gain in the final score of each plan.
 
     Args:
-        entries: number of entries of a plan, see :meth:`Facts.plans`.
+        entries: number of entries of a plan, see :meth:`HostFacts.plans`.
     """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, entries: int) -> None:
+    def __init__(
+        self,
+        entries: int,
+    ) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(entries))
         self.register_buffer("deviation", torch.ones(entries))
@@ -113,24 +125,37 @@ class Advisor(nn.Module):
             )
             self.members.append(member)
 
-    def scaled(self, plans: Tensor) -> Tensor:
+    def scaled(
+        self,
+        plans: Tensor,
+    ) -> Tensor:
         """Returns plans [..., entries] in standard deviations of those that it learned from."""
         return ((plans - self.mean) / self.deviation).clamp(-LIMIT, LIMIT)
 
-    def forward(self, plans: Tensor) -> Tensor:
+    def forward(
+        self,
+        plans: Tensor,
+    ) -> Tensor:
         """Returns the gain of plans [..., entries] by each member, pp [members, ...]."""
         entries = self.scaled(plans)
         gains = [member(entries)[..., 0] for member in self.members]
         return torch.stack(gains) * UNIT
 
     @torch.no_grad()
-    def gains(self, facts: Facts) -> Floats:
+    def gains(
+        self,
+        facts: HostFacts,
+    ) -> Floats:
         """Returns the predicted gain of each multiple, pp [members, multiples]; that of 1 is 0."""
         plans = torch.from_numpy(facts.plans()).float()
         predicted = self(plans).double().numpy()
         return np.pad(predicted, ((0, 0), (1, 0)))
 
-    def choose(self, facts: Facts, price: float) -> int:
+    def choose(
+        self,
+        facts: HostFacts,
+        price: float,
+    ) -> int:
         """Returns the multiple whose mean gain exceeds its cost by most."""
         if len(facts.parameters) == 1:
             return 1
@@ -138,7 +163,11 @@ class Advisor(nn.Module):
         return list(facts.parameters)[int(returns.argmax())]
 
 
-def fit(facts: Sequence[Facts], gains: Sequence[Floats], seed: int = 0) -> Advisor:
+def fit(
+    facts: Sequence[HostFacts],
+    gains: Sequence[Floats],
+    seed: int = 0,
+) -> Advisor:
     """Fits an advisor to the facts of logged contexts, and what each multiple gained over 1, pp [multiples] by context.
 
     Each member learns from four fifths of the contexts and keeps the weights of its least error on the others.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.agents.advisor import FACTORS, Facts
+from esper.agents.advisor import FACTORS, HostFacts
 from esper.config import Optimizer
 from esper.core.arrays import Floats, Ints
 from esper.data.split import Split
@@ -63,11 +63,17 @@ class Context:
         """The multiples of the widths that are not too wide."""
         return tuple(factor for factor in FACTORS if self.width * factor <= WIDEST[self.topology])
 
-    def factor(self, plan: int) -> int:
+    def factor(
+        self,
+        plan: int,
+    ) -> int:
         """Returns the multiple of a plan, or the largest one that is not too wide."""
         return self.factors[: plan + 1][-1]
 
-    def parameters(self, factor: int = 1) -> int:
+    def parameters(
+        self,
+        factor: int = 1,
+    ) -> int:
         """Returns the number of parameters of the host at a multiple of its widths."""
         source = load_source(self.source)
         width = self.width * factor
@@ -78,7 +84,10 @@ class Context:
             return 9 * width + 18 * width**2 + norms + 2 * width * classes + classes
         return (inputs + 1) * width + (width + 1) * width + (width + 1) * classes
 
-    def cost(self, factor: int) -> float:
+    def cost(
+        self,
+        factor: int,
+    ) -> float:
         """Returns the price of growing by ``factor``, pp."""
         return self.price * float(np.log2(self.parameters(factor) / self.parameters()))
 
@@ -99,7 +108,10 @@ class Region:
     samples: tuple[int, int] = (200, 300)
     epochs: tuple[int, int] = (10, 14)
 
-    def touches(self, context: Context) -> bool:
+    def touches(
+        self,
+        context: Context,
+    ) -> bool:
         return (
             context.width in self.widths
             or self.samples[0] <= context.samples <= self.samples[1]
@@ -115,26 +127,57 @@ class Law:
     """The ranges that contexts are drawn from."""
 
     sources: tuple[str, ...]
-    cnn_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12)
-    mlp_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
+    cnn_widths: tuple[int, ...] = (
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        12,
+    )
+    mlp_widths: tuple[int, ...] = (
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        12,
+        16,
+        24,
+    )
     cnn_epochs: tuple[int, int] = (5, 24)
     mlp_epochs: tuple[int, int] = (5, 40)
     samples: tuple[int, int] = (40, 800)
     prices: tuple[float, float] = (0.4, 8.0)
-    noises: tuple[float, ...] = (0.0, 0.0, 0.15, 0.3)
+    noises: tuple[float, ...] = (
+        0.0,
+        0.0,
+        0.15,
+        0.3,
+    )
     slow: float = 0.5
     """Share of contexts whose rate is drawn between 1/8 and 2; that of the others is 1."""
     left_out: Region | None = REGION
     """No context has a width, a number of samples or of epochs of this region."""
 
-    def draw(self, rng: np.random.Generator) -> Context:
+    def draw(
+        self,
+        rng: np.random.Generator,
+    ) -> Context:
         """Draws one context."""
         while True:
             context = self._draw(rng)
             if self.left_out is None or not self.left_out.touches(context):
                 return context
 
-    def _draw(self, rng: np.random.Generator) -> Context:
+    def _draw(
+        self,
+        rng: np.random.Generator,
+    ) -> Context:
         name = str(rng.choice(self.sources))
         source = load_source(name)
         widths, epochs = self.mlp_widths, self.mlp_epochs
@@ -171,12 +214,19 @@ def law_of_region(sources: Sequence[str]) -> Law:
     )
 
 
-def _between(rng: np.random.Generator, low: float, high: float) -> float:
+def _between(
+    rng: np.random.Generator,
+    low: float,
+    high: float,
+) -> float:
     """Draws log-uniformly."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
-def task_of(context: Context, factor: int = 1) -> Task:
+def task_of(
+    context: Context,
+    factor: int = 1,
+) -> Task:
     """Returns the task of a context, with hosts whose widths are multiplied by ``factor`` from the start."""
     source = load_source(context.source)
     rng = np.random.default_rng([context.key, 1])
@@ -211,7 +261,10 @@ def task_of(context: Context, factor: int = 1) -> Task:
     )
 
 
-def _normalised(source: Source, train: Ints) -> Floats:
+def _normalised(
+    source: Source,
+    train: Ints,
+) -> Floats:
     """Scales rows by mean and deviation of the training rows: of each column of a table, of all pixels of images."""
     seen = source.x[train]
     axes = None if source.images else 0
@@ -220,11 +273,20 @@ def _normalised(source: Source, train: Ints) -> Floats:
     return np.asarray(np.clip(scaled, -5, 5))
 
 
-def _build(context: Context, factor: int) -> CNNHost | GraftedHost:
+def _build(
+    context: Context,
+    factor: int,
+) -> CNNHost | GraftedHost:
     source = load_source(context.source)
     width = context.width * factor
     if source.images:
-        host = CNNHost(1, source.classes, base=width, blocks=2, pool_last=False)
+        host = CNNHost(
+            1,
+            source.classes,
+            base=width,
+            blocks=2,
+            pool_last=False,
+        )
         host.use_slots(["r2"])
         return host
     network = nn.Sequential(
@@ -237,12 +299,12 @@ def _build(context: Context, factor: int) -> CNNHost | GraftedHost:
     return graft(network, {"r2c0": "0 -> 2", "r2c1": "2 -> 4"}, topology="mlp")
 
 
-def facts_of(context: Context) -> Facts:
+def facts_of(context: Context) -> HostFacts:
     """Returns what is known of a context before its first step."""
     source = load_source(context.source)
     width = context.width
     batch = min(BATCH, context.samples)
-    return Facts(
+    return HostFacts(
         widths=(width, 2 * width) if source.images else (width, width),
         parameters={factor: context.parameters(factor) for factor in context.factors},
         operations=context.operations(),

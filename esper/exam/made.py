@@ -12,7 +12,20 @@ ROWS = 1_600
 """Samples of a made data set."""
 SIDE = 8
 """Height and width of made images."""
-CLASSES = (2, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 26)
+CLASSES = (
+    2,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    12,
+    16,
+    20,
+    26,
+)
 
 
 def made_table(seed: int) -> tuple[Floats, Ints]:
@@ -27,7 +40,10 @@ def made_table(seed: int) -> tuple[Floats, Ints]:
     law = LAWS[rng.integers(len(LAWS))]
     x, y = law(rng, informative, int(rng.choice(CLASSES)))
     noise = rng.normal(size=(ROWS, columns - informative))
-    x = np.concatenate([x, noise], axis=1)
+    x = np.concatenate(
+        [x, noise],
+        axis=1,
+    )
     if rng.random() < 0.5:
         x = x @ rng.normal(size=(columns, columns)) / np.sqrt(columns)
     if rng.random() < 0.3:
@@ -35,17 +51,28 @@ def made_table(seed: int) -> tuple[Floats, Ints]:
     return x, y
 
 
-def _clusters(rng: np.random.Generator, columns: int, classes: int) -> tuple[Floats, Ints]:
+def _clusters(
+    rng: np.random.Generator,
+    columns: int,
+    classes: int,
+) -> tuple[Floats, Ints]:
     """Each class is a mixture of up to four normal clusters of one shape."""
     each = int(rng.integers(1, 5))
     centres = rng.normal(size=(classes * each, columns)) * rng.uniform(0.5, 2.2)
-    cluster = rng.integers(classes * each, size=ROWS)
+    cluster = rng.integers(
+        classes * each,
+        size=ROWS,
+    )
     shape = rng.normal(size=(columns, columns)) / np.sqrt(columns) * rng.uniform(0.5, 1.5)
     x = centres[cluster] + rng.normal(size=(ROWS, columns)) @ shape
     return x, cluster % classes
 
 
-def _teacher(rng: np.random.Generator, columns: int, classes: int) -> tuple[Floats, Ints]:
+def _teacher(
+    rng: np.random.Generator,
+    columns: int,
+    classes: int,
+) -> tuple[Floats, Ints]:
     """The class is the largest output of a random network with one hidden layer."""
     hidden = round(np.exp(rng.uniform(np.log(2), np.log(64))))
     x = rng.normal(size=(ROWS, columns))
@@ -57,11 +84,18 @@ def _teacher(rng: np.random.Generator, columns: int, classes: int) -> tuple[Floa
     return x, outputs.argmax(axis=1)
 
 
-def _tree(rng: np.random.Generator, columns: int, classes: int) -> tuple[Floats, Ints]:
+def _tree(
+    rng: np.random.Generator,
+    columns: int,
+    classes: int,
+) -> tuple[Floats, Ints]:
     """The class is that of the leaf of a random tree of two to six levels, each of which compares one column."""
     depth = int(rng.integers(2, 7))
     x = rng.normal(size=(ROWS, columns))
-    leaf = np.zeros(ROWS, dtype=np.int64)
+    leaf = np.zeros(
+        ROWS,
+        dtype=np.int64,
+    )
     for _ in range(depth):
         right = x[:, rng.integers(columns)] > 0.3 * rng.normal()
         leaf = 2 * leaf + right
@@ -85,7 +119,10 @@ def _strokes(rng: np.random.Generator) -> tuple[Floats, Ints]:
     classes = int(rng.choice([3, 5, 8, 10, 16]))
     each = int(rng.integers(1, 4))
     patterns = _smooth(rng.normal(size=(classes * each, SIDE, SIDE)))
-    pattern = rng.integers(classes * each, size=ROWS)
+    pattern = rng.integers(
+        classes * each,
+        size=ROWS,
+    )
     x = patterns[pattern] * rng.uniform(0.5, 1.5, size=(ROWS, 1, 1))
     moves = rng.integers(-1, 2, size=(ROWS, 2))
     for n, (down, right) in enumerate(moves.tolist()):
@@ -96,10 +133,21 @@ def _strokes(rng: np.random.Generator) -> tuple[Floats, Ints]:
 def _gratings(rng: np.random.Generator) -> tuple[Floats, Ints]:
     """The class is the direction of a wave of any phase."""
     classes = int(rng.integers(3, 11))
-    y = rng.integers(classes, size=ROWS)
+    y = rng.integers(
+        classes,
+        size=ROWS,
+    )
     angle = y * np.pi / classes + rng.normal(size=ROWS) * 0.05
-    phase = rng.uniform(0, 2 * np.pi, size=ROWS)
-    pace = rng.uniform(2.5, 6.5, size=ROWS)
+    phase = rng.uniform(
+        0,
+        2 * np.pi,
+        size=ROWS,
+    )
+    pace = rng.uniform(
+        2.5,
+        6.5,
+        size=ROWS,
+    )
     across, down = np.meshgrid(np.linspace(-1, 1, SIDE), np.linspace(-1, 1, SIDE))
     along = np.multiply.outer(np.cos(angle), across) + np.multiply.outer(np.sin(angle), down)
     return np.sin(pace[:, None, None] * along + phase[:, None, None]), y
@@ -108,7 +156,10 @@ def _gratings(rng: np.random.Generator) -> tuple[Floats, Ints]:
 def _dots(rng: np.random.Generator) -> tuple[Floats, Ints]:
     """The class is the number of bright dots."""
     classes = int(rng.integers(3, 8))
-    y = rng.integers(classes, size=ROWS)
+    y = rng.integers(
+        classes,
+        size=ROWS,
+    )
     order = rng.random((ROWS, SIDE * SIDE)).argsort(axis=1)
     bright = order < 1 + y[:, None]
     return bright.reshape(ROWS, SIDE, SIDE).astype(np.float64), y

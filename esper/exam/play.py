@@ -89,7 +89,11 @@ def _hosts(jobs: Sequence[Job]) -> list[HostTraining]:
     return hosts
 
 
-def play(contexts: Sequence[Context], seeds: Sequence[int], share: float = 1.0) -> Floats:
+def play(
+    contexts: Sequence[Context],
+    seeds: Sequence[int],
+    share: float = 1.0,
+) -> Floats:
     """Returns validation and test accuracy of every plan in every context, pp [contexts, plans, seeds, 2].
 
     ``share`` is the part of the epochs that hosts train for. Plans that lead to one width share its host.

@@ -19,7 +19,7 @@ KEYS: dict[str, Callable[[Context], float]] = {
     "width": lambda context: context.width,
     "samples": lambda context: context.samples,
 }
-"""What a table of best plans is divided by."""
+"""Entries by which a table of best plans is divided."""
 BINS = 4
 FEWEST = 3
 """Fewest contexts in a cell of a table; with fewer, its plan is the best single one."""
@@ -34,7 +34,10 @@ def costs(contexts: Sequence[Context]) -> Floats:
     return rows
 
 
-def returns_of(contexts: Sequence[Context], accuracies: Floats) -> Floats:
+def returns_of(
+    contexts: Sequence[Context],
+    accuracies: Floats,
+) -> Floats:
     """Returns the return of every plan; ``accuracies`` are pp [contexts, plans, seeds]."""
     return accuracies - costs(contexts)[:, :, None]
 
@@ -51,7 +54,7 @@ def ceiling(returns: Floats) -> Floats:
 
 
 @dataclass
-class Table:
+class PlanTable:
     """The plan that was best, on average, in each cell of a table; without keys the best single plan."""
 
     keys: tuple[str, ...] = ()
@@ -60,7 +63,12 @@ class Table:
     single: int = 0
 
     @classmethod
-    def fit(cls, keys: tuple[str, ...], contexts: Sequence[Context], returns: Floats) -> Table:
+    def fit(
+        cls,
+        keys: tuple[str, ...],
+        contexts: Sequence[Context],
+        returns: Floats,
+    ) -> PlanTable:
         means = returns.mean(axis=2)
         table = cls(keys, single=int(means.mean(axis=0).argmax()))
         for key in keys:
@@ -73,11 +81,17 @@ class Table:
                 table.plans[int(cell)] = int(inside.mean(axis=0).argmax())
         return table
 
-    def choose(self, contexts: Sequence[Context]) -> Ints:
+    def choose(
+        self,
+        contexts: Sequence[Context],
+    ) -> Ints:
         """Returns the plan of each context, [contexts]."""
         return np.array([self.plans.get(int(cell), self.single) for cell in self._cells(contexts)])
 
-    def _cells(self, contexts: Sequence[Context]) -> Ints:
+    def _cells(
+        self,
+        contexts: Sequence[Context],
+    ) -> Ints:
         cells = np.zeros(len(contexts), dtype=np.int64)
         for key, edges in zip(self.keys, self.edges, strict=True):
             values = [KEYS[key](context) for context in contexts]
@@ -85,6 +99,9 @@ class Table:
         return cells
 
 
-def halving(contexts: Sequence[Context], tried: Floats) -> Ints:
+def halving(
+    contexts: Sequence[Context],
+    tried: Floats,
+) -> Ints:
     """Returns the plan that is best on validation after short trainings, ``tried`` pp [contexts, plans]."""
     return np.asarray((tried - costs(contexts)).argmax(axis=1))

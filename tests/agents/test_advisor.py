@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.advisor import FACTORS, Facts, fit
+from esper.agents.advisor import FACTORS, HostFacts, fit
 
 
-def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) -> Facts:
-    return Facts(
+def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) -> HostFacts:
+    return HostFacts(
         widths=(width, width),
         parameters={
             factor: 60 * width * factor + (width * factor) ** 2 for factor in factors
@@ -23,7 +23,7 @@ def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) ->
     )
 
 
-def gains(of_one: Facts) -> np.ndarray:
+def gains(of_one: HostFacts) -> np.ndarray:
     """Layers below 16 units gain 8 pp a doubling."""
     doublings = np.log2(list(of_one.parameters))
     useful = max(0.0, 4 - np.log2(of_one.widths[0]))

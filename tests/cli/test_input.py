@@ -24,7 +24,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "controller": (
         ("--controller", "nope"),
         "unknown controller 'nope'",
-        "plans, heuristic, plateau, random, none, plans:RUN, schedule",
+        "plans, heuristic, plateau, need, random, none, plans:RUN, schedule",
     ),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
     "schedule that is missing": (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.exam.context import Context
-from esper.exam.rules import Table, ceiling, costs, halving, returns_of
+from esper.exam.rules import PlanTable, ceiling, costs, halving, returns_of
 
 
 def contexts(count: int) -> list[Context]:
@@ -35,8 +35,8 @@ def test_a_table_finds_the_price_above_which_growing_does_not_pay() -> None:
     accuracies = np.full((40, 5, 1), 50.0)
     accuracies[:, 1:] += 5.0
     returns = returns_of(few, accuracies)
-    single = Table.fit((), few, returns)
-    table = Table.fit(("price",), few, returns)
+    single = PlanTable.fit((), few, returns)
+    table = PlanTable.fit(("price",), few, returns)
     assert set(single.choose(few)) == {0}
     assert table.choose(few)[0] == 1
     assert table.choose(few)[-1] == 0
@@ -46,7 +46,7 @@ def test_a_cell_of_few_contexts_takes_the_best_single_plan() -> None:
     few = contexts(4)
     accuracies = np.full((4, 5, 1), 50.0)
     accuracies[0, 1] = 90.0
-    table = Table.fit(("price",), few, returns_of(few, accuracies))
+    table = PlanTable.fit(("price",), few, returns_of(few, accuracies))
     assert table.plans == {}
     assert set(table.choose(few)) == {table.single}
 
