@@ -47,8 +47,12 @@ def main() -> None:
         y = frame.pop(target).astype(str).to_numpy()
         columns = [_numbers(frame[column]) for column in frame.columns]
         x = np.stack([column for column in columns if column.std() > 0], axis=1)
-        np.savez_compressed(folder / f"{name}.npz", x=x, y=np.unique(y, return_inverse=True)[1])
-        print(f"{name}: {x.shape[0]} rows of {x.shape[1]} columns, {len(set(y))} classes")
+        np.savez_compressed(
+            folder / f"{name}.npz", x=x, y=np.unique(y, return_inverse=True)[1]
+        )
+        print(
+            f"{name}: {x.shape[0]} rows of {x.shape[1]} columns, {len(set(y))} classes"
+        )
 
 
 def _numbers(column: object) -> np.ndarray:

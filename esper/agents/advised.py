@@ -124,13 +124,15 @@ def parameters_by_multiple(
 ) -> dict[int, float]:
     """Returns the number of parameters of the host with all layers of ``slots`` widened, by multiple; 1 comes first.
 
-    A seed that doubles one layer has as many parameters as the weights into and out of it. So the sum over layers
-    counts weights between two of these layers twice; they grow with the square of the multiple.
+    A seed that doubles one layer has as many parameters as the weights into and out of it, but for the biases of the
+    outputs. So the sum over layers counts weights between two of these layers twice; they grow with the square of the
+    multiple.
     """
     multiple = multiples[0]
     name = WIDENINGS[multiple]
     around = sum(math.expm1(10 * view.choice(slot, name, "size")) for slot in slots) / (multiple - 1)
-    between = max(0.0, around - parameters)
+    biases = _power(view, "classes", 10)
+    between = max(0.0, around + biases - parameters)
     outer = around - 2 * between
     fixed = parameters - outer - between
     counts = {1: parameters}

@@ -45,7 +45,7 @@ class Context:
     """Training samples."""
     epochs: int
     price: float
-    """What a doubling of the parameters must bring, pp."""
+    """Gain that a doubling of the parameters must bring, pp."""
     noise: float = 0.0
     """Share of training labels that are drawn anew."""
     optimizer: Optimizer = "adamw"
@@ -94,9 +94,10 @@ class Context:
     def operations(self) -> float:
         """Returns floating-point operations of a forward pass of a sample."""
         source = load_source(self.source)
-        if not source.images:
-            return 2.0 * self.parameters()
         w = self.width
+        if not source.images:
+            inputs = int(source.x.shape[1])
+            return 2.0 * (inputs * w + w**2 + w * source.classes)
         return 2.0 * (64 * 9 * w + 16 * 18 * w**2 + 2 * w * source.classes)
 
 

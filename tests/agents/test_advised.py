@@ -57,14 +57,12 @@ def test_an_observation_tells_the_facts_of_a_context(name: str) -> None:
     wanted = facts_of(context)
     assert told.widths == pytest.approx(wanted.widths, rel=1e-3)
     for multiple, parameters in told.parameters.items():
-        assert parameters == pytest.approx(
-            wanted.parameters[multiple], rel=0.1
-        )  # biases grow less than weights
+        assert parameters == pytest.approx(wanted.parameters[multiple], rel=0.01)
     for fact in ("inputs", "classes", "samples", "epochs", "convolutional"):
         assert getattr(told, fact) == getattr(wanted, fact), fact
     assert told.updates == pytest.approx(wanted.updates, rel=1e-3)
     assert told.rate == pytest.approx(wanted.rate, rel=1e-3)
-    assert told.operations == pytest.approx(wanted.operations, rel=0.1)
+    assert told.operations == pytest.approx(wanted.operations, rel=0.01)
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import pytest
 from esper.agents.advisor import FACTORS, HostFacts, fit
 
 
-def facts(width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS) -> HostFacts:
+def facts(
+    width: int, samples: int = 200, factors: tuple[int, ...] = FACTORS
+) -> HostFacts:
     return HostFacts(
         widths=(width, width),
         parameters={
