@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.advisor import FACTORS, HostFacts, fit
+from esper.agents.advisor import FACTORS, HostFacts, fit, shipped
 
 
 def facts(
@@ -81,3 +81,12 @@ def test_fitting_leaves_the_random_numbers_of_the_caller() -> None:
     torch.manual_seed(5)
     fit([facts(2), facts(8)] * 4, [gains(facts(2)), gains(facts(8))] * 4)
     assert torch.equal(torch.rand(3), wanted)
+
+
+def test_the_advisor_that_comes_with_esper_widens_a_tiny_host_at_a_low_price_only() -> (
+    None
+):
+    tiny = facts(1, samples=800)
+    assert shipped().choose(tiny, price=0.5) > 1
+    assert shipped().choose(tiny, price=50.0) == 1
+    assert shipped().choose(facts(64, samples=50), price=4.0) == 1
