@@ -22,9 +22,8 @@ from esper.config import TrainingConfig
 from esper.data.task import resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
-from esper.env.training_backend import make_trainings
 from esper.training.execution.tiers import make_executor
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, make_trainings
 
 Settings = dict[str, Any]
 """Fields of the config's section ``task``."""

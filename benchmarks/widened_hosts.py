@@ -36,13 +36,12 @@ from esper.data import digits
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
-from esper.env.training_backend import make_trainings
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.training.execution.tiers import make_executor
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, make_trainings
 
 AT_ONCE = 20
 """Hosts that are in memory together."""

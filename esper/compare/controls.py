@@ -23,14 +23,13 @@ from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
 from esper.env.rank_hosts import RankServer, shares_of_others
-from esper.env.training_backend import make_trainings
 from esper.files.grown_host import assemble
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.hosts.widen import redraw
 from esper.training.execution.tiers import make_executor
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, make_trainings
 from esper.training.rng import seeded
 
 Control = tuple[Task, HostTrainingConfig, dict[str, Any]]

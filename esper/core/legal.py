@@ -19,18 +19,20 @@ def legal_actions(
     config: EnvConfig,
     durations: Durations,
     affordable: Bools,
+    shrinkable: Bools | None = None,
 ) -> ActionMask:
     """Returns the masks of all envs in their current state.
 
     - GERMINATE: empty slots of hosts with room for a seed, within the budget.
     - ADVANCE: seeds in GERMINATED, TRAINING or BLENDING whose gate is not automatic.
     - FOSSILIZE: seeds in HOLDING.
-    - PRUNE: living seeds that are old enough and whose alpha is steady.
+    - PRUNE: living seeds that are old enough and whose alpha is steady; slots whose layers can shrink.
     - SET_ALPHA_TARGET: seeds in BLENDING or HOLDING whose alpha is steady.
 
     A slot is acted on once before an epoch: what an action does shows only in training.
 
-    ``affordable`` [E, S, B] are the blueprints that fit in each slot, within the budget.
+    ``affordable`` [E, S, B] are the blueprints that fit in each slot, within the budget. ``shrinkable`` [E, S] are the
+    slots from whose layers units can be taken; None: no slot.
     """
     # Gates that open by themselves leave nothing to ADVANCE.
     by_hand = stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])
@@ -43,6 +45,8 @@ def legal_actions(
     op_slot[:, Op.ADVANCE] = by_hand[slots.stage]
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
     op_slot[:, Op.PRUNE] = slots.living & old_enough & steady
+    if shrinkable is not None:
+        op_slot[:, Op.PRUNE] |= shrinkable
     op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & steady
     op_slot &= ~slots.edited[:, None]
     return ActionMask.build(op_slot, affordable)

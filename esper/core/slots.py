@@ -136,6 +136,8 @@ class Slots(Arrays):
     """Epoch of the last merge, -1 before it."""
     accuracy_at_merge: Floats = field(metadata=MEASURED)
     """Validation accuracy of the host at the last merge, pp; NaN before it."""
+    first_merge: Ints = field(metadata={**INT, "empty": -1})
+    """Epoch of the first merge of those whose units are still there, -1 without one."""
     merged_parameters: Ints = field(metadata=INT)
     """Number of parameters that the host has gained by these merges."""
     merged_flops: Floats = field(metadata=FLOAT)
@@ -194,8 +196,9 @@ class Slots(Arrays):
         return np.where(IS_ON[self.stage], self.alpha, 0.0)
 
 
-GROWN = ("merges", "last_merge", "accuracy_at_merge", "merged_parameters", "merged_flops")
-"""Fields of Slots that tell what a slot has grown in its host; they stay when its seed goes."""
+GROWN = ("merges", "last_merge", "first_merge", "accuracy_at_merge", "merged_parameters", "merged_flops")
+"""Fields of Slots that tell what a slot has grown in its host; they stay when its seed goes, and a rollback restores
+them with the layers."""
 
 MEASUREMENTS = (
     "trial",

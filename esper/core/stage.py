@@ -23,7 +23,7 @@ class SeedStage(IntEnum):
 S = SeedStage
 
 TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = {
-    S.DORMANT: frozenset({S.GERMINATED}),
+    S.DORMANT: frozenset({S.GERMINATED, S.BLENDING}),  # units that are taken out of a layer fade
     S.GERMINATED: frozenset({S.TRAINING, S.PRUNED}),
     S.TRAINING: frozenset({S.BLENDING, S.PRUNED}),
     S.BLENDING: frozenset({S.HOLDING, S.PRUNED}),

@@ -20,6 +20,7 @@ from esper.core.observation import HISTORY
 from esper.core.reward_modes import price_of
 from esper.core.reward_terms import RewardState
 from esper.core.slots import FLAG, FLOAT, INT, MEASURED, Arrays, Bools, Floats, Ints, Slots
+from esper.core.stage import SeedStage
 
 MIN_STD = 1e-3
 """Min standard deviation of the final loss."""
@@ -125,7 +126,7 @@ class EnvState(Arrays):
     total_reward: Floats = field(metadata=FLOAT)
 
 
-OF_HOSTS = ("parameters", "flops", "widths")
+OF_HOSTS = ("parameters", "flops", "widths", "removable")
 """Arrays of Choices that change while a host grows."""
 
 
@@ -133,7 +134,7 @@ OF_HOSTS = ("parameters", "flops", "widths")
 class Choices:
     """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints.
 
-    Of several hosts that have grown since, those of seeds are [E, S, B], and widths [E, S].
+    Of several hosts that have grown since, those of seeds are [E, S, B], ``widths`` and ``removable`` are [E, S].
     """
 
     host_parameters: int
@@ -148,6 +149,13 @@ class Choices:
     """Units of the layer that grows in each slot, or channels where none does, [S]."""
     kinds: Floats
     """The kind of each blueprint, [B, kinds]; see ``esper.core.observation.KINDS``."""
+    removable: Ints
+    """Number of units that the last merge of each slot has added to its layer, and that can be taken out, [S]."""
+    users: Bools
+    """True where a seed in the second slot reads or adds to the units between the layers of the first one, all of them,
+    [S, S]."""
+    inside: Bools
+    """True where a seed in the second slot changes these units, those that there are when it is planted, [S, S]."""
 
     def in_hosts(self, flops: Floats) -> Floats:
         """Returns operations as multiples of those of the host; 0 if the latter are unknown."""
@@ -165,7 +173,7 @@ class Choices:
         return np.where(slots.occupied, of_seed, 0.0)
 
     def of_envs(self, envs: int) -> Choices:
-        """Returns the same with sizes and costs that may differ between envs, [E, S, B], and widths [E, S]."""
+        """Returns the same with sizes and costs that may differ between envs, [E, S, B], and those of layers [E, S]."""
         copies: dict[str, Any] = {name: np.stack([getattr(self, name)] * envs) for name in OF_HOSTS}
         return replace(self, **copies)
 
@@ -173,6 +181,15 @@ class Choices:
         """Overwrites the sizes of ``envs`` in a copy of :meth:`of_envs` with those of another host."""
         for name in OF_HOSTS:
             getattr(self, name)[envs] = getattr(sizes, name)
+
+
+def never_shrinks(slots: int) -> dict[str, Any]:
+    """Returns the fields of Choices about units that can be taken out, of hosts whose layers do not shrink."""
+    return {
+        "removable": np.zeros(slots, dtype=np.int64),
+        "users": np.zeros((slots, slots), dtype=np.bool_),
+        "inside": np.zeros((slots, slots), dtype=np.bool_),
+    }
 
 
 @dataclass(frozen=True)
@@ -225,6 +242,16 @@ class EpisodeRules:
             flops_left = flop_budget - self.added_flops(slots)
             within &= choices.flops <= flops_left[:, None, None]
         return np.asarray(within)
+
+    def shrinkable(self, slots: Slots, epoch: Ints) -> Bools:
+        """Returns the slots from whose layers PRUNE can take units, [E, S]: no seed uses these."""
+        present = self.present
+        planted = epoch[:, None] - slots.age
+        # [E, S, S]: a seed in the second slot that was planted before the first layer grew keeps to its channels.
+        sees = planted[:, None, :] >= slots.first_merge[:, :, None]
+        uses = present.users | (present.inside & sees)
+        used = (uses & slots.occupied[:, None, :]).any(axis=2)
+        return np.asarray((present.removable > 0) & (slots.stage == SeedStage.DORMANT) & ~used)
 
     def added_flops(self, slots: Slots) -> Floats:
         """Returns the operations of all seeds of a host, merged ones included, [E]."""

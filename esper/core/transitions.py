@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from esper.core.ramps import PROGRESS, STYLE_CURVE
+from esper.core.ramps import PROGRESS, STYLE_ADDED, STYLE_CURVE
 from esper.core.slots import IS_COOLING, IS_ON, IS_RAMPED, Bools, Floats, Ints, Slots
 from esper.core.stage import ADVANCES, COOLDOWN, TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
@@ -101,6 +101,7 @@ def merge(
     ``epoch`` [E, 1] is the number of epochs trained, ``accuracy`` [E, 1] that of the host, pp.
     """
     _check(slots, where, SeedStage.DORMANT)
+    slots.write(where & (slots.merges == 0), first_merge=epoch)
     slots.write(
         where,
         merges=slots.merges + 1,
@@ -110,6 +111,44 @@ def merge(
         merged_flops=slots.merged_flops + flops,
     )
     slots.empty(where)
+
+
+def release(
+    slots: Slots,
+    where: Bools,
+    blueprint: Ints,
+    sizes: Ints,
+    parameters: Ints,
+    flops: Floats,
+) -> None:
+    """Turns the units of the last merge of DORMANT slots into seeds again, which are on at alpha 1; :func:`prune` is
+    to follow.
+
+    ``blueprint`` and ``sizes`` are those of the seeds, and ``parameters`` and ``flops`` what the layers have lost,
+    [E, S] each.
+    """
+    slots.empty(where)
+    _enter(slots, where, SeedStage.BLENDING)
+    slots.write(
+        where,
+        blueprint=blueprint,
+        style=STYLE_ADDED[0],
+        parameters=sizes,
+        alpha=1.0,
+        alpha_start=1.0,
+        alpha_target=1.0,
+        alpha_at_tick=1.0,
+        incubation_target=1.0,
+        merges=slots.merges - 1,
+        merged_parameters=slots.merged_parameters - parameters,
+        merged_flops=slots.merged_flops - flops,
+    )
+    slots.write(
+        where & (slots.merges == 0),
+        first_merge=-1,
+        last_merge=-1,
+        accuracy_at_merge=np.nan,
+    )
 
 
 def set_alpha_target(

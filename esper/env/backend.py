@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from esper.core.slots import Bools, Floats, Ints
+from esper.core import transitions
+from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.state import Choices, EnvState
 from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
+
+if TYPE_CHECKING:
+    from esper.env.slot_env import SlotVectorEnv
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""
@@ -30,6 +34,39 @@ class Merge:
     """Operations of a forward pass, a sample, that it gained by each, [S]."""
     now: Choices
     """Sizes of the host as it is, and of the seeds that could be planted in it."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The units that one host's layers have given up, as a seed beside them."""
+
+    slot: int
+    """Index of the slot."""
+    blueprint: int
+    """Index of the seed's blueprint."""
+    size: int
+    """Number of parameters of the seed."""
+    parameters: int
+    """Number of parameters that the layers have lost."""
+    flops: float
+    """Operations of a forward pass, a sample, that they have lost."""
+    now: Choices
+    """Sizes of the host as it is, and of the seeds that could be planted in it."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """All that a host has grown in its layers so far."""
+
+    now: Choices
+    """Its sizes, and those of the seeds that could be planted in it."""
+    merges: Ints
+    """Number of seeds of each blueprint in each slot that are in its layers, [S, B]."""
+
+
+def layers_now(hosts: Any) -> list[Layers]:
+    """Returns what each host has grown."""
+    return [hosts.merger.layers_of(host.training) for host in hosts.hosts]
 
 
 class Backend(ABC):
@@ -90,6 +127,14 @@ class Backend(ABC):
         """
         return {}
 
+    def rebase(self, where: Bools, state: EnvState) -> None:  # noqa: B027
+        """Makes the present hosts of ``where`` bool [E] those that a rollback restores, after a merge."""
+
+    def take_out(self, where: Bools) -> dict[int, Release]:
+        """Takes the units of the last merge in each slot of ``where`` bool [E, S], at most one of an env, out of the
+        layers of its host, and plants them there as a seed. Returns what was taken, by env."""
+        return {}
+
     def shapley(self, env: int) -> Mapping[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, pp, of its last validation; {} unless all are known."""
         return {}
@@ -115,3 +160,59 @@ class Backend(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Ends threads and frees what the hosts hold."""
+
+
+def merge_kept(env: SlotVectorEnv) -> None:
+    """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
+    blueprints = env.state.slots.blueprint.copy()
+    for row, merged in env.loop.merge().items():
+        env.offers.put(row, merged.now)
+        of_env = np.arange(env.num_envs) == row
+        env.gatherer.merge(merged.slots & of_env[:, None], blueprints)
+
+
+def follow_layers(env: SlotVectorEnv) -> None:
+    """Follows layers that have shrunk by actions, or that a rollback has made as they were."""
+    for row, release in env.loop.released.items():
+        env.offers.put(row, release.now)
+        env.gatherer.merged[row, release.slot, release.blueprint] -= 1
+    env.loop.released = {}
+    slots = env.state.slots
+    if (env.state.rolled_back & env.state.trained & slots.merges.any(axis=1)).any():
+        look_at_layers(env)
+
+
+def look_at_layers(env: SlotVectorEnv) -> None:
+    """Takes over what all hosts have grown in their layers."""
+    for row, layers in enumerate(env.backend.map_hosts(layers_now)):
+        env.offers.put(row, layers.now)
+        env.gatherer.merged[row] = layers.merges
+
+
+def take_out(
+    backend: Backend,
+    slots: Slots,
+    where: Bools,
+) -> dict[int, Release]:
+    """Takes units out of layers, in the slots of ``where`` [E, S]; they become seeds that PRUNE is to remove."""
+    if not where.any():
+        return {}
+    blueprint = np.zeros_like(slots.blueprint)
+    sizes = np.zeros_like(slots.parameters)
+    parameters = np.zeros_like(slots.parameters)
+    flops = np.zeros_like(slots.merged_flops)
+    released = backend.take_out(where)
+    for row, release in released.items():
+        blueprint[row] = release.blueprint
+        sizes[row] = release.size
+        parameters[row] = release.parameters
+        flops[row] = release.flops
+    transitions.release(
+        slots,
+        where,
+        blueprint,
+        sizes,
+        parameters,
+        flops,
+    )
+    return released

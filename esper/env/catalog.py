@@ -6,19 +6,20 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.action import ActionSpec
 from esper.core.blend import gate_parameters
 from esper.core.blueprints import Blueprint, BlueprintRegistry, choose
-from esper.core.blueprints.source import width_at
+from esper.core.blueprints.source import widening_obstacle, width_at
 from esper.core.place import Features, Place
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import Choices
+from esper.core.state import Choices, never_shrinks
 from esper.hosts.example import counting
 from esper.hosts.host import Host, features_at, row_major
 from esper.hosts.inputs import Inputs
@@ -136,6 +137,7 @@ class BlueprintCatalog:
             flops=self.flops(features),
             widths=self.widths(),
             kinds=kinds,
+            **shrinkable_at(host, self.spec.slots),
         )
 
     def parameters(self) -> Ints:
@@ -205,6 +207,28 @@ class BlueprintCatalog:
                     s = self.spec.slots.index(place.name)
                     b = self.spec.blueprints.index(name)
                     yield s, b, recipe, place
+
+
+def shrinkable_at(host: Host, slots: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of Choices about units that can be taken out, of a host in which nothing has been merged."""
+    found = never_shrinks(len(slots))
+    places = {place.name: place for place in host.sites}
+    for s, slot in enumerate(slots):
+        place = places[slot]
+        widens = place.has_source and not place.obstacle and widening_obstacle(place.layers) is None
+        if not widens:
+            continue
+        layers = set(nn.ModuleList(place.layers).modules())
+        for other, name in enumerate(slots):
+            if name == slot:
+                continue
+            user = places[name]
+            if user.has_source:
+                others = nn.ModuleList(user.layers).modules()
+                found["users"][s, other] = bool(user.obstacle) or not layers.isdisjoint(others)
+            else:
+                found["inside"][s, other] = host.lies_inside(name, slot)
+    return found
 
 
 def _nothing_fits(topology: str, place: Place, registry: BlueprintRegistry) -> ConfigError:

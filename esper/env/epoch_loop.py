@@ -17,8 +17,9 @@ from esper.core.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Action
 from esper.core.gates import Gates, open_automatic_gates
 from esper.core.ramps import STYLE_ADDED
 from esper.core.slots import Bools, Floats, Slots
+from esper.core.stage import SeedStage
 from esper.core.state import EnvState
-from esper.env.backend import Backend, Merge
+from esper.env.backend import Backend, Merge, Release, take_out
 from esper.env.reporting import Reporter
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
@@ -67,6 +68,8 @@ class EpochLoop:
             self.reporter = Reporter(emit, spec, config.env, self.state)
         self.best_by_epoch = np.zeros((envs, max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
+        self.released: dict[int, Release] = {}
+        """The units that the last actions have taken out of layers, by env."""
 
     def step(self, actions: Actions) -> Bools:
         """Applies legal ``actions`` int64 [E, 8] in the envs whose episode has not ended, and runs an epoch of those
@@ -145,6 +148,8 @@ class EpochLoop:
             state.epoch[:, None],
             state.accuracy[:, None],
         )
+        if merges:
+            self.backend.rebase(np.any(where, axis=1), state)
         if self.reporter is not None:
             self.reporter.merged()
         return merges
@@ -197,6 +202,9 @@ class EpochLoop:
         gates = {}
         if self.reporter is not None:  # before anything changes
             gates = self.reporter.explain(self._gates(), actions, active)
+        prunes = chosen & (op == Op.PRUNE)
+        shrinks = prunes & (slots.stage == SeedStage.DORMANT)
+        self.released = take_out(self.backend, slots, shrinks)
         occupied = slots.occupied
 
         germinates = chosen & (op == Op.GERMINATE)
@@ -233,7 +241,7 @@ class EpochLoop:
         slots.edited |= chosen & (op != Op.WAIT)
         state.write(active, last_op=op[:, 0], succeeded=~refused.any(axis=1))
         if self.reporter is not None:
-            self.reporter.acted(actions, active, gates, failures)
+            self.reporter.acted(actions, active, gates, failures, self.released)
 
     def _shift_history(self, active: Bools) -> None:
         """Shifts losses and accuracies by one epoch, before the new ones are measured."""

@@ -13,7 +13,7 @@ import numpy as np
 from esper.config import GateConfig
 from esper.core import transitions
 from esper.core.site import Role, Site
-from esper.core.slots import MEASUREMENTS, Bools, Slots
+from esper.core.slots import GROWN, MEASUREMENTS, Bools, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
@@ -230,15 +230,24 @@ class Governance:
             self.governor.rebase(self.host, *self._present(state))
 
     def _take_snapshot_if_due(self, governor: Governor, state: EnvState) -> None:
-        record, measured = self._present(state)
         row = self.row
         slots = state.slots
         # Clocks have not moved yet. A seed that was kept when it was planted has no age.
         fossilized = slots.fossil[row] & (slots.epochs_in_stage[row] == 0) & (slots.age[row] > 0)
-        governor.snapshot_if_due(self.host, record, measured, bool(fossilized.any()))
+        record, measured, grown = self._present(state)
+        governor.snapshot_if_due(
+            self.host,
+            record,
+            measured,
+            bool(fossilized.any()),
+            grown,
+        )
 
-    def _present(self, state: EnvState) -> tuple[ValidationRecord, dict[str, dict[str, float]]]:
-        """Returns the last validation, and the measurements of each fossil."""
+    def _present(
+        self,
+        state: EnvState,
+    ) -> tuple[ValidationRecord, dict[str, dict[str, float]], dict[str, list[float]]]:
+        """Returns the last validation, the measurements of each fossil, and what slots have grown."""
         row = self.row
         record = ValidationRecord(
             loss=float(state.committed_loss[row]),
@@ -251,7 +260,8 @@ class Governance:
         for s, site in enumerate(self.sites):
             if site.fossil:
                 measured[site.name] = {name: getattr(state.slots, name)[row, s].item() for name in MEASUREMENTS}
-        return record, measured
+        grown = {name: getattr(state.slots, name)[row].tolist() for name in GROWN}
+        return record, measured, grown
 
     def _roll_back(self, governor: Governor, state: EnvState) -> Snapshot:
         """Restores a snapshot, and what was measured of the committed network then."""
@@ -281,6 +291,8 @@ class Governance:
         gone = np.zeros_like(slots.gate_passed)
         gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]
         transitions.revoke(slots, gone)
+        for name, values in snapshot.grown.items():  # layers have shrunk since
+            getattr(slots, name)[row] = values
         state.rolled_back[row] = True
         state.rollbacks[row] = governor.rollbacks
         state.anomaly_pending[row] = False

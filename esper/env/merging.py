@@ -1,8 +1,9 @@
-"""Merges of fossils in the hosts of an env, and the sizes that hosts and seeds have after them."""
+"""Merges of fossils in the hosts of an env, what is taken back of them, and the sizes of hosts and seeds after it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,17 +11,17 @@ import torch
 from esper.core.site import Site
 from esper.core.slots import Bools
 from esper.core.state import Choices
-from esper.env.backend import Merge
+from esper.env.backend import Layers, Merge, Release
 from esper.env.catalog import BlueprintCatalog
 from esper.hosts.host import Host
 from esper.hosts.widen import shapes_of
 from esper.training.host_training import HostTraining
-from esper.training.merging import merge_fossils
+from esper.training.merging import merge_fossils, release, removable_units
 from esper.training.rng import seeded
 
 
 class Merger:
-    """Merges fossils into the layers of hosts of one architecture.
+    """Merges fossils into the layers of hosts of one architecture, and takes units out of these again.
 
     Args:
         catalog: the seeds that can be planted in a new host.
@@ -63,7 +64,38 @@ class Merger:
             flops[s] = after.host_flops - before.host_flops
         if not slots.any():
             return None
-        return Merge(slots, parameters, flops, self.sizes_of(training))
+        return Merge(slots, parameters, flops, self.choices_of(training))
+
+    def release(self, training: HostTraining, slot: str) -> Release:
+        """Takes the units of the last merge in ``slot`` out of the layers of a host."""
+        before = self.sizes_of(training)
+        release(training, slot, self.catalog.registry)
+        after = self.choices_of(training)
+        site = training.site_by_name[slot]
+        if site.planted is None:
+            raise RuntimeError(f"{slot}: its units were not planted")
+        return Release(
+            slot=self.catalog.spec.slots.index(slot),
+            blueprint=self.catalog.spec.blueprints.index(site.planted.blueprint.name),
+            size=site.parameters,
+            parameters=before.host_parameters - after.host_parameters,
+            flops=before.host_flops - after.host_flops,
+            now=after,
+        )
+
+    def layers_of(self, training: HostTraining) -> Layers:
+        """Returns what a host has grown in its layers."""
+        spec = self.catalog.spec
+        merges = np.zeros((len(spec.slots), len(spec.blueprints)), dtype=np.int64)
+        for slot, growths in training.growths.items():
+            for growth in growths:
+                merges[spec.slots.index(slot), spec.blueprints.index(growth.blueprint)] += 1
+        return Layers(self.choices_of(training), merges)
+
+    def choices_of(self, training: HostTraining) -> Choices:
+        """Returns the sizes of a host and of its possible seeds, and how many units could be taken out."""
+        removable = [removable_units(training, slot) for slot in self.catalog.spec.slots]
+        return replace(self.sizes_of(training), removable=np.array(removable))
 
     def sizes_of(self, training: HostTraining) -> Choices:
         """Returns the sizes of a host and of its possible seeds; hosts with equal layers have the same."""

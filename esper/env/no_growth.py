@@ -16,13 +16,12 @@ from esper.data.task import Task
 from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
 from esper.env.rank_hosts import RankedBackend
-from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.env.training_backend import TrainingBackend
 from esper.telemetry.span import Spans
-from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.executor import Executor
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, device_index, make_trainings
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""

@@ -32,7 +32,7 @@ import numpy as np
 from esper.core.action import ActionSpec
 from esper.core.observation import KINDS
 from esper.core.slots import Floats, Ints
-from esper.core.state import MIN_STD, Baseline, Choices, Setting
+from esper.core.state import MIN_STD, Baseline, Choices, Setting, never_shrinks
 
 T = TypeVar("T")
 
@@ -156,6 +156,7 @@ class SimParams:
             flops=np.where(fits, flops, 0.0),
             widths=np.full(shape[0], self.width),
             kinds=kinds,
+            **never_shrinks(shape[0]),
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:

@@ -22,11 +22,11 @@ from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.state import EnvState, table_of, write_changes, write_table
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
-from esper.env.backend import Backend, Merge, Rollbacks
+from esper.env.backend import Backend, Merge, Release, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import assign_roles
 from esper.env.start import started
-from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.env.training_backend import TrainingBackend
 from esper.hosts.sizes import at_width
 from esper.telemetry.span import Spans
 from esper.training.counterfactual import Paired
@@ -35,7 +35,7 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import host_state, load_host_state
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, make_trainings
 from esper.training.host_training import HostTraining
 
 Step = tuple[Any, Floats]
@@ -292,6 +292,19 @@ class RankedBackend(Backend):
             for row, merge in of_rank.items():
                 merges[self.shares[rank].start + row] = merge
         return merges
+
+    def rebase(self, where: Bools, state: EnvState) -> None:
+        methods = [TrainingBackend.rebase]
+        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, where[rows]), where)
+        self.local.rebase(where[self.mine], state)
+        self.ranks.finish()
+
+    def take_out(self, where: Bools) -> dict[int, Release]:
+        releases = {}
+        for rows, of_rank in self._on_all(TrainingBackend.take_out, where, where=where):
+            for row, release in of_rank.items():
+                releases[rows.start + row] = release
+        return releases
 
     def test_accuracy(self, state: EnvState) -> Floats:
         methods = [TrainingBackend.test_accuracy]

@@ -16,7 +16,7 @@ from esper.core.mask import ActionMask
 from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
-from esper.env.backend import Rollbacks
+from esper.env.backend import Release, Rollbacks
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
@@ -96,8 +96,10 @@ class Reporter:
         active: Bools,
         gates: Mapping[int, GateResult],
         failures: Mapping[int, str],
+        released: Mapping[int, Release],
     ) -> None:
-        """Reports each env's gate, action and stage changes; ``failures`` are reasons why seeds were not planted."""
+        """Reports each env's gate, action and stage changes; ``failures`` are reasons why seeds were not planted, and
+        ``released`` the units that were taken out of layers."""
         for env in np.flatnonzero(active & (actions[:, 0] != Op.WAIT)).tolist():
             action = actions[env]
             reason = failures.get(env, "")
@@ -105,7 +107,11 @@ class Reporter:
                 self.opened([((env, int(action[1])), gates[env])])
                 reason = gates[env].reason or reason
             self._action(env, action, reason)
-            for change in self._changes(env, Op(int(action[0])).name.lower()):
+            if env in released:
+                changes = self._changes(env, "shrink", blueprint=released[env].blueprint)
+            else:
+                changes = self._changes(env, Op(int(action[0])).name.lower())
+            for change in changes:
                 self.emit(change)
         self.log_prob = None
         self.look()
@@ -242,6 +248,8 @@ class Reporter:
                 needs=needs_of(slots, env, self.spec.slots),
                 gradients=gradients_of(state, env, self.spec.slots),
                 stages=stages,
+                merges=merges_of(slots, env, self.spec.slots),
+                widths=widths_of(rules, env, self.spec.slots),
                 reward=reward,
                 reward_terms=terms,
             )
@@ -256,12 +264,8 @@ class Reporter:
         state = self.state
         slots = state.slots
         kept = np.flatnonzero(slots.fossil[env]).tolist()
-        merged = np.flatnonzero(slots.merges[env]).tolist()
         of_seeds = rules.present.flops_of(slots)
         fossil_flops = of_seeds[env, kept].sum() + slots.merged_flops[env].sum()
-        merges = {}
-        for s in merged:
-            merges[self.spec.slots[s]] = int(slots.merges[env, s])
         fossils = {}
         for s in kept:
             fossils[self.spec.slots[s]] = self.spec.blueprints[slots.blueprint[env, s]]
@@ -282,7 +286,7 @@ class Reporter:
                 host_flops=rules.choices.host_flops,
                 fossil_flops=float(fossil_flops),
                 fossils=fossils,
-                merges=merges,
+                merges=merges_of(slots, env, self.spec.slots),
                 rollbacks=int(state.rollbacks[env]),
                 terminated=not state.truncated[env],
                 stopped=stopped,
@@ -295,20 +299,22 @@ class Reporter:
         env: int,
         cause: str,
         if_removed: str | None = None,
+        blueprint: int = -1,
     ) -> list[StageChanged]:
-        """Returns the stage changes of one env; ``if_removed`` replaces the cause of a removal."""
+        """Returns the stage changes of one env; ``if_removed`` replaces the cause of a removal, and ``blueprint`` is
+        that of a seed that was there in between."""
         changes = []
         slots = self.state.slots
         cause_of_removal = if_removed or cause
         for s in np.flatnonzero(self._stages[env] != slots.stage[env]).tolist():
             # A slot without a seed has the blueprint -1.
-            index = max(self._blueprints[env, s], slots.blueprint[env, s])
-            blueprint = self.spec.blueprints[index] if index >= 0 else None
+            index = max(self._blueprints[env, s], slots.blueprint[env, s], blueprint)
+            name = self.spec.blueprints[index] if index >= 0 else None
             after = SeedStage(slots.stage[env, s])
             change = StageChanged(
                 **self._when(env),
                 slot=self.spec.slots[s],
-                blueprint=blueprint,
+                blueprint=name,
                 before=SeedStage(self._stages[env, s]).name,
                 after=after.name,
                 cause=cause_of_removal if after is SeedStage.PRUNED else cause,
@@ -333,6 +339,31 @@ class Reporter:
             "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
             "fossil_parameters": int(state.slots.fossil_parameters[env]),
         }
+
+
+def merges_of(
+    slots: Slots,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, int]:
+    """Returns the number of seeds in the layers of an env's slots, where there are some."""
+    merges = dict(zip(names, slots.merges[env].tolist(), strict=True))
+    return {slot: count for slot, count in merges.items() if count}
+
+
+def widths_of(
+    rules: EpisodeRules,
+    env: int,
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Returns the widths of layers that have changed, in units of their first ones, by slot."""
+    first = rules.choices.widths
+    now = first if rules.offers is None else rules.offers.widths[env]
+    widths = {}
+    for name, width, before in zip(names, now.tolist(), first.tolist(), strict=True):
+        if width != before:
+            widths[name] = width / before
+    return widths
 
 
 def needs_of(

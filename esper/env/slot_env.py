@@ -29,7 +29,7 @@ from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import OF_HOSTS, Baseline, Choices, EpisodeRules, Setting, copied, reward_state
-from esper.env.backend import Backend
+from esper.env.backend import Backend, follow_layers, merge_kept
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
@@ -280,12 +280,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Returns the result of a step in which the envs ``idle`` bool [E] did not take part, and those of ``trained``
         bool [E] trained an epoch."""
         with self.spans("decide"):
+            follow_layers(self)
             # The reward starts from the state that _observe() kept, which the next observation replaces.
             rewards = self._pay(rules, ~idle, trained)
             self._report(rules, np.flatnonzero(trained).tolist(), rewards)
             self.state.edit_reward[trained] = 0.0
             gather(self, rules, trained)
-            self._merge()
+            merge_kept(self)
             observation = self._observe(rules)
 
         truncated = self.state.truncated.copy()
@@ -298,14 +299,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             observation, info = self.reset(options={"reset_mask": ended})
             info |= final
         return observation, rewards, terminated, truncated, info
-
-    def _merge(self) -> None:
-        """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
-        blueprints = self.state.slots.blueprint.copy()
-        for env, merge in self.loop.merge().items():
-            self.offers.put(env, merge.now)
-            of_env = np.arange(self.num_envs) == env
-            self.gatherer.merge(merge.slots & of_env[:, None], blueprints)
 
     def action_masks(self) -> Bools:
         """Returns the concatenated masks of the heads, bool [E, sum of head sizes], as sb3-contrib reads them."""
@@ -321,6 +314,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.config.env,
             self.loop.durations,
             rules.affordable(state.slots),
+            rules.shrinkable(state.slots, state.epoch),
         )
         if self.loop.reporter is not None:
             self.loop.reporter.mask = self.mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from time import perf_counter
@@ -14,28 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.resolved import HostTrainingConfig
 from esper.core.action import STYLES
 from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
-from esper.data.task import Task
-from esper.env.backend import Backend, Merge, Rollbacks
+from esper.env.backend import Backend, Merge, Release, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.env.merging import Merger
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
-from esper.training.counterfactual import CounterfactualHelper, Paired, max_configurations
-from esper.training.execution.multi_gpu import device_index
+from esper.training.counterfactual import CounterfactualHelper, Paired
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
+from esper.training.metrics import HOST, EpochMetrics, count_not_finite
 from esper.training.need import NeedMeter
-from esper.training.rng import seeded
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 
@@ -265,36 +261,6 @@ class EnvHost:
         return self.governance.govern(state, train_loss, self.not_finite, self.finite)
 
 
-def make_trainings(
-    tasks: Sequence[Task],
-    configs: Sequence[HostTrainingConfig],
-    indices: Sequence[int],
-    devices: int = 1,
-) -> list[HostTraining]:
-    """Makes one host for each task, config and index; those of one device share one block of totals.
-
-    ``devices`` is the number of devices that the tasks lie on, in turn.
-    """
-    with seeded(0):  # a host to count its sites
-        sites = len(tasks[0].new_host(configs[0].env.slots).sites)
-    places = [device_index(index, devices) for index in indices]
-    blocks = {}
-    for place, task in dict(zip(places, tasks, strict=True)).items():
-        blocks[place] = make_metrics(
-            places.count(place),
-            task.device,
-            max_configurations(sites),
-            len(task.validation),
-            task.objective.dtype,
-        )
-
-    trainings = []
-    for index, task, config, place in zip(indices, tasks, configs, places, strict=True):
-        totals = blocks[place].pop(0)  # the next row
-        trainings.append(HostTraining(index, task, config, totals))
-    return trainings
-
-
 class TrainingBackend(Backend):
     """E hosts of one task, trained together.
 
@@ -434,9 +400,19 @@ class TrainingBackend(Backend):
             merge = self.merger.merge(host.training, host.slot_sites, due[row])
             if merge is not None:
                 merges[row] = merge
-                if self.governed:
-                    host.governance.rebase(state)
         return merges
+
+    def rebase(self, where: Bools, state: EnvState) -> None:
+        if self.governed:
+            for host in self._of(where):
+                host.governance.rebase(state)
+
+    def take_out(self, where: Bools) -> dict[int, Release]:
+        releases = {}
+        for row, s in np.argwhere(where).tolist():
+            host = self.hosts[row]
+            releases[row] = self.merger.release(host.training, host.slot_sites[s].name)
+        return releases
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""

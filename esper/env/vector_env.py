@@ -20,18 +20,17 @@ from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
 from esper.env.rank_hosts import RankedBackend
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.env.training_backend import TrainingBackend
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import Inputs
 from esper.ops import _native
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
-from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import Execution
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, device_index, make_trainings
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.rng import seeded

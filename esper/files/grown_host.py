@@ -247,6 +247,10 @@ def _widen(
         if found != shape:
             raise ValueError(f"size mismatch: {name} of its host was {shape} at first, and that of model= is {found}")
         wider[name] = weights[f"host.{name}"].shape
+    for key, tensor in weights.items():  # blocks that it has got since
+        name = key.removeprefix("host.")
+        if name != key and name not in shapes:
+            wider[name] = tensor.shape
     if resize(host, wider):
         host.follow_layers()
 

@@ -23,7 +23,7 @@ from esper.core.place import Features
 from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
-from esper.core.state import Choices, EnvState
+from esper.core.state import Choices, EnvState, never_shrinks
 from esper.data.rng import kept_generators
 from esper.env.backend import Backend, Merge
 from esper.env.catalog import BlueprintCatalog
@@ -96,7 +96,15 @@ class LoopHost:
             parameters[slot] = groups[slot]["params"]
         return parameters
 
-    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
+    def layers(self) -> None:
+        """Returns None: layers do not change while the model trains."""
+
+    def discard(
+        self,
+        kept: Collection[str],
+        saved: Mapping[str, Tensor],
+        layers: None,
+    ) -> None:
         """Removes the other seeds, all gradients, and state that the optimizer has made since."""
         for site in self.hooks.sites.values():
             if site.seed is not None and site.name not in kept:
@@ -231,8 +239,10 @@ class LoopBackend(Backend):
         if not merged.any():
             return {}
         follow_layers(self.hooks)
-        self.governance.rebase(state)
         return {0: Merge(merged, parameters, flops, self.sizes())}
+
+    def rebase(self, where: Bools, state: EnvState) -> None:
+        self.governance.rebase(state)
 
     def sizes(self) -> Choices:
         """Returns the sizes of the model and of the seeds that could be planted, as they are now."""
@@ -247,6 +257,7 @@ class LoopBackend(Backend):
             flops=catalog.flops(self.hooks.probes) * rows[:, None],
             widths=catalog.widths(),
             kinds=catalog.kinds(self.config.env.at_once),
+            **never_shrinks(len(self.spec.slots)),
         )
 
     def remove(self, where: Bools) -> None:

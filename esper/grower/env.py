@@ -15,7 +15,7 @@ from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
 from esper.core.action import ActionSpec, Op
 from esper.core.arrays import Float32s
-from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied
+from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, never_shrinks
 from esper.data.rng import kept_generators
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
@@ -111,6 +111,7 @@ def first_choices(saved: Mapping[str, Any]) -> tuple[Choices, ActionSpec]:
         flops=saved["flops"].numpy(),
         widths=saved["widths"].numpy(),
         kinds=saved["kinds"].numpy(),
+        **never_shrinks(len(saved["slots"])),
     )
     offered = tuple(map(tuple, saved["offered"]))
     return choices, ActionSpec(tuple(saved["slots"]), tuple(saved["blueprints"]), offered)

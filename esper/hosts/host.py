@@ -105,6 +105,16 @@ class Host(nn.Module, ABC):
         Raises ConfigError for sites that cannot hold a slot.
         """
 
+    def take_blocks(self, names: Collection[str]) -> bool:
+        """Gives the network the blocks of which these are names of parameters; returns whether it has changed.
+
+        Other names are ignored: loading their values fails.
+        """
+        return False
+
+    def draw(self, layer: nn.Module) -> None:
+        """Draws the weights of a new layer as those of its own are, where torch draws them differently."""
+
     def follow_layers(self, x: Inputs | None = None) -> None:
         """Gives the sites the widths that their layers have now; ``x`` are inputs."""
         if x is not None:

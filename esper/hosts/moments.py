@@ -137,8 +137,8 @@ def _twins(
     modules: dict[nn.Module, nn.Module] = {}
     twins = []
     for seed in seeds:
-        layers = tuple(_twin(layer, averages, key, modules) for layer in seed.place.layers)
-        body = _twin(seed.body, averages, key, modules)
+        layers = tuple(twin_of(layer, averages, key, modules) for layer in seed.place.layers)
+        body = twin_of(seed.body, averages, key, modules)
         twin = replace(
             seed,
             place=replace(seed.place, layers=layers),
@@ -155,7 +155,7 @@ def _twins(
     return twins, modules
 
 
-def _twin(
+def twin_of(
     module: nn.Module,
     averages: Averages,
     key: str,
@@ -181,7 +181,7 @@ def _twin(
             value = nn.Parameter(zeros, requires_grad=False)
         twin._parameters[name] = value
     for name, child in module.named_children():
-        twin._modules[name] = _twin(child, averages, key, modules)
+        twin._modules[name] = twin_of(child, averages, key, modules)
     return twin
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, SiteSpan, Step
+from esper.hosts.inputs import Inputs
 
 INIT_STD = 0.02
 
@@ -66,6 +69,8 @@ class TransformerHost(SegmentedHost):
         super().__init__(segments, sites, topology="transformer")
         self.width = width
         self.heads = heads
+        self.group_size = size
+        """Blocks of each group at first; slots inside a block are in the last one of these."""
         self._use_slots(set(self.slot_names))  # with the blocks before each place
         self.of_width = partial(
             TransformerHost,
@@ -102,26 +107,33 @@ class TransformerHost(SegmentedHost):
         *groups, head = self.segments
         for number, group in enumerate(groups):
             rows = [row for row in INSIDE if f"r{row}c{number}" in names]
+            after: list[nn.Module] = []
             if not rows:
                 steps.append(Step(group))
             else:
-                # The last block runs in its own steps, between which its sites lie.
-                *before, block = group.children()
-                assert isinstance(block, Block)
+                # The last block of those at first runs in its own steps, between which its sites lie.
+                layers = list(group.children())
+                blocks = [layer for layer in layers if isinstance(layer, Block)]
+                block = blocks[self.group_size - 1]
+                place_of_block = layers.index(block)
+                before = layers[:place_of_block]
+                after = layers[place_of_block + 1 :]
                 if before:
                     steps.append(Step(nn.Sequential(*before)))
                 first = len(steps)
                 steps += block.steps(first)
                 for row in rows:
-                    source, sink, layers = INSIDE[row]
+                    source, sink, layers_of = INSIDE[row]
                     place = Place(
                         name=f"r{row}c{number}",
-                        channels=CHANNELS[row] * self.width,
+                        channels=block.width_at(row),
                         has_source=True,
-                        layers=layers(block),
+                        layers=layers_of(block),
                         draw=draw_as_gpt2,
                     )
                     sites.append((SiteSpan(first + source, first + sink), place))
+            if after:
+                steps.append(Step(nn.Sequential(*after)))
             if f"r0c{number}" in names:
                 is_last = number == len(groups) - 1
                 place = Place(
@@ -134,6 +146,44 @@ class TransformerHost(SegmentedHost):
         steps.append(Step(head))
         sites.sort(key=lambda site: site[0].sink)
         self._lay_out(steps, [place for _, place in sites], [span for span, _ in sites])
+
+    def deepen(self, slot: str, blocks: Sequence[nn.Module]) -> None:
+        """Puts more blocks behind those of the group before ``slot``, which is of row 0."""
+        group = self.segments[int(slot.removeprefix("r0c"))]
+        assert isinstance(group, nn.Sequential)
+        group.extend(blocks)
+        self.follow_layers()
+
+    def draw(self, layer: nn.Module) -> None:
+        draw_as_gpt2(layer)
+        for block in self.blocks:
+            if layer in block.last_layers:
+                nn.init.normal_(layer.get_parameter("weight"), std=INIT_STD / math.sqrt(2 * len(self.blocks)))
+
+    def take_blocks(self, names: Collection[str]) -> bool:
+        """Makes the number of blocks in each group that of the parameters with these ``names``; returns whether it has
+        changed. New blocks have weights of the group's last one."""
+        lengths: dict[int, int] = {}
+        for name in names:
+            match = re.match(r"segments\.(\d+)\.(\d+)\.", name)
+            if match:
+                number = int(match[1])
+                lengths[number] = max(lengths.get(number, 0), int(match[2]) + 1)
+        changed = False
+        for number, group in enumerate(self.segments[:-1]):
+            assert isinstance(group, nn.Sequential)
+            wanted = lengths.get(number, len(group))
+            changed |= wanted != len(group)
+            while len(group) > wanted:
+                del group[-1]
+            while len(group) < wanted:
+                group.append(copy.deepcopy(group[-1]))
+        return changed
+
+    def follow_layers(self, x: Inputs | None = None) -> None:
+        for block in self.blocks:
+            block.attention.follow_weights()
+        super().follow_layers(x)
 
 
 def draw_as_gpt2(module: nn.Module) -> None:
@@ -180,12 +230,19 @@ class Block(nn.Module):
 
     def empty(self) -> Block:
         """Makes a new block like this one that returns its input."""
-        (width,) = self.norm_mlp.normalized_shape
-        block = Block(width, self.attention.heads)
+        block = copy.deepcopy(self)
         draw_as_gpt2(block)
+        for norm in (block.norm_attention, block.norm_mlp):
+            norm.reset_parameters()
         for last in block.last_layers:
             nn.init.zeros_(last.weight)
         return block
+
+    def width_at(self, row: int) -> int:
+        """Returns the width of the features at the sink of the slot of this row, see ``INSIDE``."""
+        if row == 3:
+            return self.attention.query_key_value.out_features
+        return self.norm_mlp.normalized_shape[0]
 
     @property
     def last_layers(self) -> tuple[nn.Linear, nn.Linear]:
@@ -260,9 +317,45 @@ class CausalAttention(nn.Module):
             layer.register_parameter(name, nn.Parameter(torch.cat(parts)))
         columns = [self.project.weight, alpha * more.project.weight]
         self.project.weight = nn.Parameter(torch.cat(columns, dim=1))
+        self.follow_weights()
+
+    @torch.no_grad()
+    def fit(self, layer: nn.Module, last: nn.Module, units: int) -> None:
+        """Gives ``last``, whose output is added to that of a ``layer`` in here, outputs of weight zero for the last
+        ``units`` heads."""
+        if layer is not self.query_key_value:
+            return
+        assert isinstance(last, nn.Linear)
+        weight = last.get_parameter("weight")
+        zeros = weight.new_zeros(units * self.head_width, *weight.shape[1:])
+        parts: list[Tensor] = []
+        for part in weight.chunk(3):  # queries, keys and values
+            parts += [part, zeros]
+        last.register_parameter("weight", nn.Parameter(torch.cat(parts), requires_grad=weight.requires_grad))
+        last.out_features = self.query_key_value.out_features
+
+    @torch.no_grad()
+    def release(self, units: int) -> dict[str, Tensor]:
+        """Takes the last ``units`` heads out; returns the state of attention with these heads alone."""
+        layer = self.query_key_value
+        kept = (self.heads - units) * self.head_width
+        taken = {}
+        for name in ("weight", "bias"):
+            parts = layer.get_parameter(name).detach().chunk(3)  # queries, keys and values
+            taken[f"query_key_value.{name}"] = torch.cat([part[kept:] for part in parts])
+            layer.register_parameter(name, nn.Parameter(torch.cat([part[:kept] for part in parts])))
+        columns = self.project.weight.detach()
+        taken["project.weight"] = columns[:, kept:].clone()
+        self.project.weight = nn.Parameter(columns[:, :kept].clone())
+        self.follow_weights()
+        return taken
+
+    def follow_weights(self) -> None:
+        """Notes the number of heads that the weights are of."""
+        layer = self.query_key_value
         layer.out_features = len(layer.bias)
         self.project.in_features = self.project.weight.shape[1]
-        self.heads += more.heads
+        self.heads = self.project.in_features // self.head_width
 
 
 class AttentionFromProjections(nn.Module):
@@ -285,9 +378,6 @@ INSIDE: Mapping[int, tuple[int, int, Callable[[Block], tuple[nn.Module, ...]]]] 
 )
 """Source and sink of the slots inside a block, by row: joints counted from its start, see :meth:`Block.steps`, and the
 layers between them."""
-
-CHANNELS = {1: 1, 2: 1, 3: 3}
-"""Features at their sinks, in units of the host's width."""
 
 
 class TiedHead(nn.Module):

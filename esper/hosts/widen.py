@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import Seed
-from esper.core.blueprints.source import MERGED, Extensible, inputs_of, is_transposed, width_of
+from esper.core.blueprints.source import MERGED, Extensible, Shrinkable, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.hosts import seed_hook
 from esper.hosts.between import Between, place_of
+from esper.hosts.host import Host
 from esper.hosts.layout import Layout
 
 if TYPE_CHECKING:
@@ -215,8 +216,15 @@ def changed_by(
 
 def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
     """Merges a seed and removes it; ``others`` are those that are not merged, and get room for the new units."""
+    (first, *_) = seed.place.layers
+    heads = width_of(first) if isinstance(first, Extensible) else 0
     units = merge(seed.place.layers, seed.body, seed.alpha)
     seed.remove()
+    if isinstance(first, Shrinkable):
+        for other in others:
+            if other.place.layers and not isinstance(other.place.layers[0], Extensible):
+                *_, last = other.body.children()
+                first.fit(other.place.layers[-1], last, first.units - heads)
     if units:
         for residual in seed.inside:
             residual.keep_channels()
@@ -236,14 +244,14 @@ def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
         more = units * (inputs_of(widened.layers[-1]) // width_of(widened.layers[0]))
         zeros = weight.new_zeros(outputs, more, *kernel)
         replace_tensor(first, "weight", torch.cat([weight, zeros], dim=1))
-        _set_width(first, INPUTS, inputs + more)
+        set_width(first, INPUTS, inputs + more)
     if other.layers[-1] is widened.layers[0]:  # it adds to them
         *_, last = body.children()
         weight = last.get_parameter("weight")
         outputs, *shape = weight.shape
         zeros = weight.new_zeros(units, *shape)
         replace_tensor(last, "weight", torch.cat([weight, zeros]))
-        _set_width(last, OUTPUTS, outputs + units)
+        set_width(last, OUTPUTS, outputs + units)
 
 
 @torch.no_grad()
@@ -268,7 +276,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     width = width_of(first) + units
     replace_rows(first, torch.cat([rows, rows_of(new_first).to(rows.dtype)]))
     _append(first, new_first, ("bias",))
-    _set_width(first, OUTPUTS, width)
+    set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
         if isinstance(layer, _NormBase):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
@@ -276,7 +284,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     columns = alpha * new_last.get_parameter("weight").double()
     read = inputs_of(last) + columns.shape[1]
     replace_rows(last, torch.cat([rows_of(last).double(), columns], dim=1))
-    _set_width(last, INPUTS, read)
+    set_width(last, INPUTS, read)
     return units
 
 
@@ -345,9 +353,11 @@ def same_parameters(network: nn.Module) -> Iterator[set[nn.Parameter]]:
 def resize(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Gives parameters and buffers of ``network`` these shapes, by name; new ones are zero.
 
-    Others stay as they are. Returns whether any has changed.
+    Others stay as they are. A host gets the blocks that are named. Returns whether any has changed.
     """
     changed = False
+    if shapes and isinstance(network, Host):
+        changed = network.take_blocks(shapes)
     for path, layer in network.named_modules():
         prefix = f"{path}." if path else ""
         for name, old in (*layer._parameters.items(), *layer._buffers.items()):
@@ -357,11 +367,11 @@ def resize(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
             changed = True
             replace_tensor(layer, name, old.new_zeros(shape))
             if len(shape) == 1:
-                _set_width(layer, ("num_features",), shape[0])
+                set_width(layer, ("num_features",), shape[0])
             else:
                 outputs, inputs = rows_of(layer).shape[:2]
-                _set_width(layer, OUTPUTS, outputs)
-                _set_width(layer, INPUTS, inputs)
+                set_width(layer, OUTPUTS, outputs)
+                set_width(layer, INPUTS, inputs)
     return changed
 
 
@@ -372,12 +382,14 @@ def redraw(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
         return
     layers = set()
     for name, shape in shapes_of(network).items():
-        if shape != before[name]:
+        if shape != before.get(name):
             path, _, _ = name.rpartition(".")
             layers.add(path)
     for path, layer in network.named_modules():
         if path in layers:
             layer.reset_parameters()
+            if isinstance(network, Host):
+                network.draw(layer)
 
 
 def shapes_of(network: nn.Module) -> dict[str, torch.Size]:
@@ -386,7 +398,7 @@ def shapes_of(network: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors}
 
 
-def _set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:
+def set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:
     for name in names:
         if hasattr(layer, name):
             setattr(layer, name, width)

@@ -224,7 +224,7 @@ def _kept(network: GrownHost, tried: Sequence[TriedSeed]) -> dict[str, str]:
     """Returns the blueprints of the seeds that were kept, by slot; those of a slot that grew again in a row."""
     kept: dict[str, list[str]] = {}
     for seed in tried:
-        if seed.merged is not None:
+        if seed.merged is not None and seed.kept:
             kept.setdefault(seed.slot, []).append(seed.blueprint)
     for slot, beside in network.kept.items():
         kept.setdefault(slot, []).append(beside.blueprint)

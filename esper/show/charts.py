@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Stretch
-from esper.telemetry.text import clean, number, shorten
+from esper.telemetry.text import clean, number, shorten, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -329,7 +329,8 @@ def draw_lanes(
     longest: int,
     inches_per_epoch: float,
 ) -> None:
-    """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
+    """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint; merges, the
+    widths of layers after them, and where units are taken out again."""
     axes.barh(list(lanes), longest, height=0.86, color=LANE_COLOR)
     axes.set_yticks(list(lanes), list(lanes.values()))
     axes.set_xlim(0, longest)
@@ -355,9 +356,21 @@ def draw_lanes(
                 linewidth=0.5,
                 label=stage.lower(),
             )
-    for name, begin, lane in _seed_names(bars, inches_per_epoch):
+    for cause, marker, words in (("merged", "^", "merges"), ("shrink", "v", "shrinks")):
+        marks = [(stretch.begin, lane) for stretch, lane in bars if stretch.cause == cause]
+        if marks:
+            begins_at, lanes_at = zip(*marks, strict=True)
+            axes.plot(
+                begins_at,
+                lanes_at,
+                marker,
+                color=INK,
+                markersize=4.5,
+                label=words,
+            )
+    for name, begin, lane in (*_seed_names(bars, inches_per_epoch), *_widths(bars, inches_per_epoch)):
         axes.text(
-            begin + 0.04 / inches_per_epoch,
+            begin + 0.05 / inches_per_epoch,
             lane,
             name,
             va="center",
@@ -367,6 +380,18 @@ def draw_lanes(
         )
 
 
+def _widths(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, float, float]]:
+    """Yields (width, epoch, lane) of the layers that seeds have become a part of, where there is room."""
+    for stretch, lane in bars:
+        if stretch.width is None:
+            continue
+        words = times(stretch.width)
+        inches = (stretch.end - stretch.begin) * inches_per_epoch - 0.06
+        if inches >= CHARACTER * len(words):
+            beside_marker = 0.06 if stretch.cause == "merged" else 0.0
+            yield words, stretch.begin + beside_marker / inches_per_epoch, lane
+
+
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:
     """Yields (name, epoch, lane) of each seed, if its life is long enough for the name of its blueprint."""
     for place, (first, lane) in enumerate(bars):
@@ -374,7 +399,7 @@ def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) 
             continue
         end = first.end
         for later, other_lane in bars[place + 1 :]:
-            if other_lane != lane or later.cause == "germinate" or later.stage == "PRUNED":
+            if other_lane != lane or later.cause == "germinate" or later.stage in ("PRUNED", "MERGED"):
                 break
             end = later.end
         inches = (end - first.begin) * inches_per_epoch - 0.06

@@ -20,11 +20,12 @@ STAGE_COLORS = {
     "BLENDING": "#e69f00",
     "HOLDING": "#cc79a7",
     "FOSSILIZED": "#40b58f",
+    "MERGED": "#c5e8da",
     "PRUNED": "#d55e00",
     "EMBARGOED": "#bbbbbb",
     "RESETTING": "#e2e2e2",
 }
-"""For colour-blind readers, all light enough for black text."""
+"""For colour-blind readers, all light enough for black text. Of a merged seed its slot is free."""
 STAGE_WORDS = {
     "GERMINATED": "planted",
     "TRAINING": "training",

@@ -152,8 +152,8 @@ class StageChanged(HostEvent):
     before: str
     after: str
     cause: str
-    """The action, or an event of training: "merged" for a seed that became a part of the host's layers, and those of
-    :data:`CAUSES`, which remove a seed."""
+    """The action, or an event of training: "merged" for a seed that became a part of the host's layers, "shrink" for
+    units that PRUNE takes out of these again, and those of :data:`CAUSES`, which remove a seed."""
 
 
 CAUSES = {
@@ -162,6 +162,7 @@ CAUSES = {
     "rollback": "lost when the governor restored the host",
     "not finite": "removed because a value was not finite",
     "stuck in training": "removed because gate G2 did not open in time",
+    "shrink": "taken out of its layer by the controller",
 }
 """Causes of a change of stage that removes a seed, in words."""
 
@@ -206,6 +207,10 @@ class EpochCompleted(HostEvent):
     gradients: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Statistics of the gradients of the host (``host``) and of each seed that learns, by slot: norm, health,
     vanishing, exploding, and of a seed the ratio to the host's; means over the epoch's batches, before clipping."""
+    merges: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Number of seeds that are a part of the host's layers, by slot."""
+    widths: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Width of the layer at each slot whose layer is no longer as at first, in units of its first width."""
 
 
 @dataclass(frozen=True, slots=True)

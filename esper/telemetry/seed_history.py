@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from esper.telemetry.event import CAUSES, ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.telemetry.text import count
+from esper.telemetry.text import count, times
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class TriedSeed:
     """Its number of parameters; known if it was kept."""
     merged: int | None = None
     """Epoch at which it became a part of the host's layers; None if it did not."""
+    released: int | None = None
+    """Epoch from which its units were taken out of these layers again; None if they were not."""
 
     @property
     def kept(self) -> bool:
@@ -63,6 +65,8 @@ class TriedSeed:
             if self.merged is not None:
                 words += f", merged at epoch {self.merged}"
             return words
+        if self.released is not None:
+            return f"merged at epoch {self.merged}, taken out of its layer from epoch {self.released} on"
         if not self.removed:
             words = f"in {self.stage} at the end"
             if self.standing:
@@ -86,9 +90,13 @@ class TriedSeed:
         return words
 
 
+MERGED = "MERGED"
+"""Stage of a stretch in which a slot is free, and seeds of it are a part of its layers."""
+
+
 @dataclass(frozen=True)
 class Stretch:
-    """A slot in one stage, from one epoch to another."""
+    """A slot in one stage, or ``MERGED``, from one epoch to another."""
 
     slot: str
     stage: str
@@ -96,6 +104,8 @@ class Stretch:
     begin: int
     end: int
     cause: str
+    width: float | None = None
+    """Of stage ``MERGED``, the width of the layer at its end, in units of its first width; None if unknown."""
 
 
 @dataclass
@@ -119,6 +129,8 @@ class Life:
     """Their epochs."""
     changes: dict[str, list[StageChanged]] = field(default_factory=dict)
     """By slot, in the order of time."""
+    widths: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    """By epoch, the width of the layer at each slot of which seeds are in the layers, in units of its first width."""
     _fossil_parameters: int = 0
 
     def handle(self, event: Event) -> None:
@@ -127,6 +139,7 @@ class Life:
             case StageChanged():
                 self._change(event)
             case EpochCompleted():
+                self._restore(event)
                 self._measure(event)
             case ActionTaken(accepted=False, blueprint=str() as blueprint):
                 self.refused[blueprint] += 1
@@ -136,9 +149,26 @@ class Life:
             case GovernorRollback():
                 self.rollbacks.append(event.epoch)
 
+    def in_layers(self, slot: str) -> list[TriedSeed]:
+        """Returns the seeds of a slot that are a part of its layers, in order."""
+        return [seed for seed in self.seeds if seed.slot == slot and seed.merged is not None and seed.released is None]
+
+    def _restore(self, event: EpochCompleted) -> None:
+        """Notes units that a rollback has put back into their layers."""
+        for slot, merges in event.merges.items():
+            released = [seed for seed in self.seeds if seed.slot == slot and seed.released is not None]
+            missing = merges - len(self.in_layers(slot))
+            for seed in released[:missing] if missing > 0 else []:
+                seed.released = None
+                seed.cause = None
+                seed.stage = "FOSSILIZED"
+
     def _change(self, event: StageChanged) -> None:
         self.end = max(self.end, event.epoch)
         self.changes.setdefault(event.slot, []).append(event)
+        if event.cause == "shrink":
+            self._release(event)
+            return
         planted = event.after == "GERMINATED" or event.before == "DORMANT"  # some are kept at once
         if planted and event.blueprint is not None:
             new = TriedSeed(event.slot, event.blueprint, event.epoch, stage="", until=event.epoch)
@@ -151,6 +181,10 @@ class Life:
             seed.merged = event.epoch
             del self.present[event.slot]
             return
+        if seed.released is not None:
+            if event.after == "PRUNED":
+                del self.present[event.slot]
+            return
         seed.until = event.epoch
         if event.after == "PRUNED":
             seed.cause = event.cause
@@ -162,9 +196,22 @@ class Life:
         if event.after == "FOSSILIZED":
             seed.contribution_kept = seed.contribution
 
+    def _release(self, event: StageChanged) -> None:
+        """Takes units out of a layer: at once, or as a seed that fades."""
+        merged = self.in_layers(event.slot)
+        if not merged:
+            return
+        seed = merged[-1]
+        seed.released = event.epoch
+        seed.stage = event.after
+        seed.cause = "shrink"
+        if event.after != "PRUNED":
+            self.present[event.slot] = seed
+
     def _measure(self, event: EpochCompleted) -> None:
-        """Records contributions, and the size of a seed kept in this epoch."""
+        """Records contributions, widths, and the size of a seed kept in this epoch."""
         self.end = max(self.end, event.epoch)
+        self.widths[event.epoch] = {slot: event.widths.get(slot) for slot in event.merges}
         new = [seed for seed in self.present.values() if seed.kept and seed.parameters is None]
         added = event.fossil_parameters - self._fossil_parameters
         # An env takes one action per epoch, so that at most one seed is new.
@@ -172,7 +219,7 @@ class Life:
             new[0].parameters = added
         self._fossil_parameters = event.fossil_parameters
         for slot, seed in self.present.items():
-            if not seed.kept:
+            if not seed.kept and seed.released is None:
                 seed.until = event.epoch
             if slot in event.contributions:
                 seed.contribution = event.contributions[slot]
@@ -180,16 +227,33 @@ class Life:
 
     @property
     def stretches(self) -> list[Stretch]:
-        """The stages of every slot that was not free, by slot; those shorter than an epoch have length 0."""
+        """The stages of every slot that was not as at first, by slot; those shorter than an epoch have length 0."""
         stretches = []
         for slot, changes in self.changes.items():
             # A stage lasts until the next change, the last one until the end.
             ends = [change.epoch for change in changes[1:]]
             ends.append(self.end)
             for change, end in zip(changes, ends, strict=True):
-                if change.after == "DORMANT":
-                    continue
-                stretches.append(Stretch(slot, change.after, change.blueprint, change.epoch, end, change.cause))
+                stage = change.after
+                width = None
+                if stage == "DORMANT":
+                    trained = end > change.epoch
+                    if change.cause != "merged" and not (trained and slot in self.widths.get(end, {})):
+                        continue
+                    stage = MERGED
+                    if trained:
+                        width = self.widths.get(end, {}).get(slot)
+                stretches.append(
+                    Stretch(
+                        slot,
+                        stage,
+                        change.blueprint,
+                        change.epoch,
+                        end,
+                        change.cause,
+                        width,
+                    )
+                )
         return stretches
 
     def words(self) -> str:
@@ -198,6 +262,9 @@ class Life:
         for stretch in self.stretches:
             seed = stretch.blueprint or "seed"
             stage = stretch.stage.lower()
+            if stretch.width is not None:
+                seed = "its layer,"
+                stage = f"{times(stretch.width)},"
             events.append(f"{stretch.slot}: {seed} {stage} from epoch {stretch.begin} to {stretch.end}")
         events += [f"rollback at epoch {epoch}" for epoch in self.rollbacks]
         return f"host {self.env}: " + ("; ".join(events) or "no seed was planted")

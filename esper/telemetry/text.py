@@ -83,6 +83,11 @@ def count(amount: int, noun: str) -> str:
     return f"{amount} {noun}"
 
 
+def times(ratio: float) -> str:
+    """Returns a ratio as a factor, such as ×1.5."""
+    return f"×{ratio:.3g}"
+
+
 def trained_once(controllers: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
     """Returns the sentence on the intervals of trained agents among ``controllers``, shown by ``names``; [] if none is.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from esper.config import Durations, GovernorConfig
-from esper.training.snapshot import Restorable, Snapshot, ValidationRecord
+from esper.training.snapshot import NOTHING, Restorable, Snapshot, ValidationRecord
 
 
 @dataclass(frozen=True)
@@ -165,17 +165,18 @@ class Governor:
         record: ValidationRecord,
         measured: Mapping[str, Mapping[str, float]],
         fossilized: bool,
+        grown: Mapping[str, list[float]] = NOTHING,
     ) -> bool:
         """Takes a snapshot if the check found no anomaly, and one is due or a seed has just fossilized.
 
-        ``measured`` are the measurements of each fossil, which the snapshot keeps.
+        It keeps ``measured``, the measurements of each fossil, and what has ``grown``.
         """
         age = training.epoch - self._generations[0].epoch
         due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
         if self.anomaly_pending or not due:
             return False
         self._generations.reverse()  # the memory of the older one is filled again
-        self._generations[0].save(training, record, measured)
+        self._generations[0].save(training, record, measured, grown)
         self._saved = min(2, self._saved + 1)
         return True
 
@@ -184,10 +185,11 @@ class Governor:
         training: Restorable,
         record: ValidationRecord,
         measured: Mapping[str, Mapping[str, float]],
+        grown: Mapping[str, list[float]] = NOTHING,
     ) -> None:
         """Makes the present state that of both snapshots: the layers have grown, and do not go back."""
         for snapshot in self._generations:
-            snapshot.save(training, record, measured)
+            snapshot.save(training, record, measured, grown)
         self._saved = len(self._generations)
 
     def held(self) -> Counter[str]:

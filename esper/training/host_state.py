@@ -13,8 +13,7 @@ from torch import Tensor
 
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.ramps import STYLES
-from esper.training.host_training import HostTraining
-from esper.training.metrics import HOST
+from esper.training.host_training import HostTraining, shapes_in
 from esper.training.snapshot import cpu_copy, fill
 
 State = dict[str, Any]
@@ -58,6 +57,7 @@ def host_state(training: HostTraining) -> State:
         "germinations": training.germinations,
         "seeds": seeds,
         "grown": training.grown,
+        "layers": training.layers(),
         "planted_at": dict(training.planted_at),
         "shadows": list(training.shadows),
         "tensors": {name: cpu_copy(tensor) for name, tensor in all_tensors(training)},
@@ -90,8 +90,8 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     """
     training.reset(state["run_seed"], state["episode"])
     if state.get("grown"):
-        saved = state["tensors"].items()
-        training.take_shapes({name.removeprefix(f"{HOST}."): tensor.shape for name, tensor in saved})
+        training.take_shapes(shapes_in(state["tensors"]))
+    training.take_layers(state.get("layers", {}))  # earlier versions did not shrink
     fill(training.network_tensors(()), state["tensors"])  # seeds are probed with these weights
     for site in training.sites:
         if site.name not in state["seeds"]:

@@ -10,13 +10,52 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from esper.config.resolved import HostTrainingConfig
 from esper.data.shared_batches import Expected, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.split import Batch, Split
 from esper.data.task import Task
+from esper.training.counterfactual import max_configurations
 from esper.training.executor import Executor, HostError, OutOfMemory, Placed, ran_out
 from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.rng import seeded
 from esper.training.seed_pool import ParameterGroup
 from esper.training.step import prepare_epoch, train_step
+
+
+def device_index(index: int, devices: int) -> int:
+    """Returns the number of the device of env ``index``: round-robin."""
+    return index % devices
+
+
+def make_trainings(
+    tasks: Sequence[Task],
+    configs: Sequence[HostTrainingConfig],
+    indices: Sequence[int],
+    devices: int = 1,
+) -> list[HostTraining]:
+    """Makes one host for each task, config and index; those of one device share one block of totals.
+
+    ``devices`` is the number of devices that the tasks lie on, in turn.
+    """
+    with seeded(0):  # a host to count its sites
+        sites = len(tasks[0].new_host(configs[0].env.slots).sites)
+    places = [device_index(index, devices) for index in indices]
+    blocks = {}
+    for place, task in dict(zip(places, tasks, strict=True)).items():
+        blocks[place] = make_metrics(
+            places.count(place),
+            task.device,
+            max_configurations(sites),
+            len(task.validation),
+            task.objective.dtype,
+        )
+
+    trainings = []
+    for index, task, config, place in zip(indices, tasks, configs, places, strict=True):
+        totals = blocks[place].pop(0)  # the next row
+        trainings.append(HostTraining(index, task, config, totals))
+    return trainings
 
 
 class HostTrainer:

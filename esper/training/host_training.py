@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import astuple, dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,17 @@ if TYPE_CHECKING:
 
 MAX_CONFIGURATIONS = 256
 """Max configurations per validation pass."""
+
+
+@dataclass(frozen=True)
+class LayerGrowth:
+    """A seed that has become a part of its host's layers."""
+
+    blueprint: str
+    before: int
+    """Width of the layer before, in units."""
+    after: int
+    """Width of the layer with it; as before for a LoRA."""
 
 
 class HostTraining:
@@ -94,6 +106,8 @@ class HostTraining:
         """Number of times that tensors of the host have changed their shapes."""
         self.grown = False
         """Whether its layers have grown in this episode."""
+        self.growths: dict[str, list[LayerGrowth]] = {}
+        """By slot, what it has grown in its host that is still there, in order."""
         self.renew_host_group()
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
@@ -130,6 +144,7 @@ class HostTraining:
         self.shadows.clear()
         self.take_shapes(shapes_of(fresh))
         self.grown = False
+        self.growths = {}
         _overwrite(self.host, fresh)
         if self.native is not None:
             self.native.forget()
@@ -319,11 +334,27 @@ class HostTraining:
                     if value is not None:
                         yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
 
-    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
-        """Removes all seeds but ``kept``, and gradients; momentum is always saved. The scale of losses restarts."""
+    def layers(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Returns what has grown in its layers, as plain values."""
+        return {slot: list(map(astuple, growths)) for slot, growths in self.growths.items()}
+
+    def take_layers(self, layers: Mapping[str, list[tuple[Any, ...]]]) -> None:
+        """Takes over what :meth:`layers` has returned."""
+        self.growths = {slot: [LayerGrowth(*growth) for growth in growths] for slot, growths in layers.items()}
+
+    def discard(
+        self,
+        kept: Collection[str],
+        saved: Mapping[str, Tensor],
+        layers: Mapping[str, list[tuple[Any, ...]]],
+    ) -> None:
+        """Removes all seeds but ``kept``, and gradients, and gives the layers the shapes of ``saved``; momentum is
+        always saved. The scale of losses restarts."""
         for site in self.sites:
             if site.seed is not None and site.name not in kept:
                 self.remove(site)
+        self.take_shapes(shapes_in(saved))
+        self.take_layers(layers)
         self.arithmetic.reset()
         self.drop_gradients()
 
@@ -333,6 +364,11 @@ class HostTraining:
 
     def _seed(self, purpose: RngStream, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def shapes_in(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Returns the shapes of a host's tensors, by name, from those of :meth:`HostTraining.network_tensors`."""
+    return {name.removeprefix(f"{HOST}."): tensor.shape for name, tensor in tensors.items()}
 
 
 def feed_of(training: HostTraining) -> BatchLoader:

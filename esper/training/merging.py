@@ -1,25 +1,34 @@
-"""Fossils of a host in training become a part of its layers."""
+"""Fossils of a host in training become a part of its layers, and units of its layers become seeds again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from esper.core.blend import Seed
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.blueprints.source import Deeper, Extensible, Shrinkable, width_of
+from esper.core.place import Place
+from esper.core.ramps import STYLES
 from esper.hosts.cnn import CNNHost
 from esper.hosts.example import coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.inputs import logits_of
-from esper.hosts.moments import Averages, Key, merged_averages
-from esper.hosts.widen import merge_sources, seeds_of_host
-from esper.training.host_training import HostTraining
+from esper.hosts.moments import Averages, Key, merged_averages, twin_of
+from esper.hosts.shrink import take_units
+from esper.hosts.transformer import TransformerHost
+from esper.hosts.widen import changed_by, merge_sources, seeds_of_host
+from esper.training.host_training import HostTraining, LayerGrowth
 from esper.training.seed_pool import ParameterGroup
 
-MERGES = (CNNHost, GraftedHost)
+MERGES = (CNNHost, GraftedHost, TransformerHost)
 """Hosts whose layers take up seeds while they train."""
 
 
@@ -49,9 +58,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             stay[site.name] = "it is not to be merged"
         elif site.name in training.seed_rates:
             stay[site.name] = "its learning rate is not that of its host"
-        elif not site.place.has_source:
-            stay[site.name] = "it changes the output of a block"
-
+    widths = {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
     network = GrownHost(host, seeds, kept, "").train(host.training)
     groups = [training.host_group, *training.seed_groups.values()]
     optimizers = [group.optimizer for group in groups]
@@ -68,10 +75,24 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
         stay,
     )
     reasons = stay | reasons
+    copied: dict[torch.Tensor, torch.Tensor] = {}
+    for name in slots:
+        if name in stay or training.site_by_name[name].place.has_source:
+            continue
+        reason = merge_residual(network, name, lambda: difference(wanted, read(), rounding), copied)
+        if reason:
+            reasons[name] = reason
     merged = [name for name in slots if name not in reasons]
     if merged:
         for name in merged:
-            training.remove(training.site_by_name[name])
+            site = training.site_by_name[name]
+            growth = LayerGrowth(
+                kept[name].blueprint,
+                widths.get(name, 0),
+                width_of(site.place.layers[0]) if name in widths else 0,
+            )
+            training.growths.setdefault(name, []).append(growth)
+            training.remove(site)
         _renew_groups(training)
         merged_state = averages(reasons)
         _take_state(
@@ -80,9 +101,107 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             before,
             groups,
             merged_state,
+            copied,
         )
         training.follow_layers()
     return {name: reasons[name] for name in slots if name in reasons}
+
+
+def merge_residual(
+    network: GrownHost,
+    name: str,
+    changes: Callable[[], str | None],
+    copied: dict[torch.Tensor, torch.Tensor],
+) -> str | None:
+    """Merges a seed that reads its sink into ``network``: blocks become blocks of its host.
+
+    ``changes`` says how the outputs have changed. Adds to ``copied`` the parameters that are there now, with those of
+    the seed that they are copies of. Returns the reason if it stays.
+    """
+    seed = network.seeds[name]
+    host = network.host
+    assert isinstance(seed, Seed)
+    body = seed.body
+    if not isinstance(body, Deeper) or not isinstance(host, TransformerHost):
+        return "it changes the output of a block, and is not linear in what a layer computes"
+    if network.kept[name].alpha != 1:
+        return f"its alpha is {network.kept[name].alpha:g}: a block adds all of its change"
+    blocks = list(map(copy.deepcopy, body.blocks))
+
+    def merge() -> None:
+        del network.seeds[name]
+        del network.kept[name]
+        host.deepen(name, blocks)
+
+    found = changed_by(network, merge, changes)
+    if found:
+        return f"something else happens behind its block: merged, {found}"
+    pairs = zip(nn.ModuleList(blocks).parameters(), body.blocks.parameters(), strict=True)
+    copied.update(pairs)
+    return None
+
+
+def places_of(training: HostTraining) -> dict[str, Place]:
+    """Returns the places with a source whose layers are known, by slot."""
+    return {site.name: site.place for site in training.sites if site.place.layers and site.place.has_source}
+
+
+def removable_units(training: HostTraining, slot: str) -> int:
+    """Returns the number of units that the last merge in ``slot`` has added, if they are the last ones of their layer;
+    0 if there are none that :func:`release` can take out."""
+    growths = training.growths.get(slot)
+    if not growths or growths[-1].after == growths[-1].before:
+        return 0
+    last = growths[-1]
+    (first, *_) = training.site_by_name[slot].place.layers
+    if isinstance(first, Extensible) and not isinstance(first, Shrinkable):
+        return 0
+    if width_of(first) != last.after:  # another slot has widened the same layer since
+        return 0
+    return last.after - last.before
+
+
+def release(training: HostTraining, slot: str, blueprints: BlueprintRegistry) -> None:
+    """Takes the units of the last merge in ``slot`` out of the layers of its host, and plants them beside it as a seed.
+
+    The host with the seed at alpha 1 computes the same as before. The averages of the units' gradients go. No other
+    seed may use the units. Raises ValueError if there are none.
+    """
+    units = removable_units(training, slot)
+    if not units:
+        raise ValueError(f"{slot} has no units that could be taken out of its layers")
+    host = training.host
+    site = training.site_by_name[slot]
+    growth = training.growths[slot].pop()
+    before = dict(host.named_parameters())
+    groups = [training.host_group, *training.seed_groups.values()]
+    averages = Averages(group.optimizer for group in groups)
+    rest: dict[str, dict[Key, torch.Tensor]] = {}
+    for key in averages.keys:
+        modules: dict[nn.Module, nn.Module] = {}
+        layers = [twin_of(layer, averages, key, modules) for layer in site.place.layers]
+        take_units(layers, units)
+        rest[key] = {
+            (original, name): value.data
+            for original, twin in modules.items()
+            for name, value in twin.named_parameters(recurse=False)
+        }
+    state = take_units(site.place.layers, units)
+    training.renew_host_group()
+    _take_state(
+        training,
+        host,
+        before,
+        groups,
+        rest,
+    )
+    training.follow_layers()
+    recipe = blueprints.at(host.topology, site.place, growth.blueprint)
+    training.plant(site, recipe, STYLES["LINEAR_ADD"])
+    if site.seed is None:
+        raise RuntimeError(f"{slot}: its units were not planted")
+    body = site.seed.body
+    body.load_state_dict({**body.state_dict(), **state})
 
 
 def _renew_groups(training: HostTraining) -> None:
@@ -110,8 +229,12 @@ def _take_state(
     before: Mapping[str, nn.Parameter],
     groups: Collection[ParameterGroup],
     averages: Mapping[str, Mapping[Key, torch.Tensor]],
+    copied: Mapping[torch.Tensor, torch.Tensor] = MappingProxyType({}),
 ) -> None:
-    """Gives parameters of ``network`` the merged ``averages``, and all else that was known of those ``before``."""
+    """Gives parameters of ``network`` the merged ``averages``, and all else that was known of those ``before``.
+
+    Those of ``copied`` have the state of others, which they are copies of.
+    """
     known: dict[torch.Tensor, Any] = {}
     for group in groups:
         known.update(group.optimizer.state)
@@ -121,7 +244,8 @@ def _take_state(
     for path, module in network.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
             at = module, name.rpartition(".")[2]
-            earlier = known[before[name]]
+            original = copied[parameter] if parameter in copied else before[name]
+            earlier = known[original]
             for key, value in states.get(parameter, {}).items():
                 merged = averages.get(key, {}).get(at, earlier.get(key))
                 if merged is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esper.core.site import Role, Site
+
+NOTHING: Mapping[str, list[float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,19 @@ class Restorable(Protocol):
     def remove(self, site: Site) -> None:
         """Removes the seed at ``site``."""
 
-    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
-        """Removes the seeds in slots other than ``kept``, gradients, and optimizer state that is not in ``saved``."""
+    def layers(self) -> Any:
+        """Returns what has grown in its layers, as plain values."""
+
+    def discard(
+        self,
+        kept: Collection[str],
+        saved: Mapping[str, Tensor],
+        layers: Any,
+    ) -> None:
+        """Removes the seeds in slots other than ``kept``, gradients, and optimizer state that is not in ``saved``.
+
+        The layers get the shapes that they have there, which are those of ``layers``.
+        """
 
 
 def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
@@ -80,12 +94,17 @@ class Snapshot:
         self.measured: dict[str, dict[str, float]] = {}
         """Measurements of each fossil by name, kept for the caller."""
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
+        self.layers: Any = None
+        """All that had grown in the layers."""
+        self.grown: dict[str, list[float]] = {}
+        """The same in the state of the slots, by field of ``esper.core.slots.GROWN``, kept for the caller."""
 
     def save(
         self,
         training: Restorable,
         record: ValidationRecord,
         measured: Mapping[str, Mapping[str, float]],
+        grown: Mapping[str, list[float]] = NOTHING,
     ) -> None:
         """Copies the present state of the host and of the fossils that ``measured`` names, over the earlier one.
 
@@ -94,6 +113,8 @@ class Snapshot:
         self.epoch = training.epoch
         self.record = record
         self.measured = _copied(measured)
+        self.layers = training.layers()
+        self.grown = dict(grown)
         originals = dict(training.network_tensors(self.measured))
         for name in self.tensors.keys() - originals.keys():
             del self.tensors[name]
@@ -111,7 +132,7 @@ class Snapshot:
 
         Clocks, schedules and generators do not rewind. The scale of losses in float16 is as at first.
         """
-        training.discard(self.measured, self.tensors)
+        training.discard(self.measured, self.tensors, self.layers)
         fill(training.network_tensors(self.measured), self.tensors)
 
     def held(self) -> Counter[str]:
@@ -127,6 +148,8 @@ class Snapshot:
             "epoch": self.epoch,
             "record": asdict(self.record),
             "measured": _copied(self.measured),
+            "layers": self.layers,
+            "grown": dict(self.grown),
             "copies": {name: cpu_copy(tensor) for name, tensor in self.tensors.items()},
         }
 
@@ -135,6 +158,8 @@ class Snapshot:
         self.epoch = state["epoch"]
         self.measured = _copied(state["measured"])
         self.record = ValidationRecord(**state["record"])
+        self.layers = state.get("layers", {})  # earlier versions did not shrink
+        self.grown = state.get("grown", {})
         self.tensors = {name: saved.to(device, copy=True) for name, saved in state["copies"].items()}
 
 

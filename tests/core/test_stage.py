@@ -13,6 +13,7 @@ from esper.core.stage import (
 S = SeedStage
 LEGAL = {
     (S.DORMANT, S.GERMINATED),
+    (S.DORMANT, S.BLENDING),
     (S.GERMINATED, S.TRAINING),
     (S.GERMINATED, S.PRUNED),
     (S.TRAINING, S.BLENDING),

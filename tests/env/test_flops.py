@@ -16,7 +16,7 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.place import Features, Place
 from esper.core.slots import Slots
 from esper.core.stage import SeedStage as S
-from esper.core.state import Choices, EpisodeRules
+from esper.core.state import Choices, EpisodeRules, never_shrinks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import SimParams
@@ -41,6 +41,7 @@ def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> EpisodeR
         flops,
         np.full(slots, 6),
         np.zeros((2, 6)),
+        **never_shrinks(slots),
     )
     return EpisodeRules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
 

@@ -19,6 +19,7 @@ from esper.telemetry.event import (
     EpochCompleted,
     GovernorRollback,
     RanksWaited,
+    StageChanged,
 )
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankFailed, RankLost
@@ -74,6 +75,7 @@ CONFIGS = {
             "merge": True,
             "slots": ["r0c0", "r2"],
             "one_incubating": False,
+            "episode_length": 12,
         },
     ),
     "editing": lambda: growing(
@@ -131,6 +133,7 @@ def test_ranks_train_the_hosts_of_one_process(
     if name == "merging":
         merges = [event.merges for event in run.of(EpisodeCompleted)]
         assert any(sum(of_host.values()) > 1 for of_host in merges)
+        assert "shrink" in {event.cause for event in run.of(StageChanged)}
     if name == "wild":
         assert GovernorRollback.__name__ in kinds(folder)
 

@@ -142,3 +142,69 @@ def test_a_slot_has_every_stage_from_change_to_change() -> None:
         ("r0c0", "GERMINATED", 9, 10),
         ("r0c1", "GERMINATED", 4, 10),
     ]
+
+
+def in_layers(number: int, merges: int, width: float) -> EpochCompleted:
+    """The report of an epoch with this number of merged seeds in a layer of this width."""
+    widths = {} if width == 1 else {"r0c0": width}
+    return replace(
+        epoch(number, {}, {}),
+        merges={"r0c0": merges} if merges else {},
+        widths=widths,
+    )
+
+
+GROWN = (
+    change(0, "DORMANT", "FOSSILIZED", "germinate"),
+    in_layers(1, 0, 1.0),
+    change(1, "FOSSILIZED", "DORMANT", "merged"),
+    in_layers(2, 1, 2.0),
+    change(2, "DORMANT", "FOSSILIZED", "germinate"),
+    in_layers(3, 1, 2.0),
+    change(3, "FOSSILIZED", "DORMANT", "merged"),
+    in_layers(4, 2, 3.0),
+)
+FADING = (
+    *GROWN,
+    change(4, "DORMANT", "BLENDING", "shrink"),
+    in_layers(5, 1, 2.0),
+)
+
+
+def test_units_that_are_taken_out_of_a_layer_are_no_longer_kept() -> None:
+    found = lived(*FADING)
+    first, second = found.seeds
+    assert (first.kept, second.kept) == (True, False)
+    assert found.present == {"r0c0": second}
+    found.handle(change(6, "BLENDING", "PRUNED", "faded"))
+    found.handle(change(8, "PRUNED", "DORMANT", "cooldown"))
+    found.handle(in_layers(9, 1, 2.0))
+    assert second.end == "merged at epoch 3, taken out of its layer from epoch 4 on"
+    assert second.removed == "taken out of its layer by the controller"
+    assert not found.present
+    assert [(s.stage, s.begin, s.end, s.width) for s in found.stretches] == [
+        ("FOSSILIZED", 0, 1, None),
+        ("MERGED", 1, 2, 2.0),
+        ("FOSSILIZED", 2, 3, None),
+        ("MERGED", 3, 4, 3.0),
+        ("BLENDING", 4, 6, None),
+        ("PRUNED", 6, 8, None),
+        ("MERGED", 8, 9, 2.0),
+    ]
+    assert "r0c0: its layer, ×3, from epoch 3 to 4" in found.words()
+
+
+def test_units_that_go_at_once_leave_no_seed_behind() -> None:
+    found = lived(*GROWN, change(4, "DORMANT", "PRUNED", "shrink"))
+    assert not found.present
+    assert [seed.kept for seed in found.seeds] == [True, False]
+
+
+def test_a_rollback_puts_units_back_into_their_layer() -> None:
+    found = lived(
+        *FADING,
+        change(6, "BLENDING", "PRUNED", "rollback"),
+        in_layers(6, 2, 3.0),
+    )
+    assert [seed.kept for seed in found.seeds] == [True, True]
+    assert found.seeds[1].end == "kept at epoch 2, merged at epoch 3"

@@ -88,7 +88,7 @@ def test_a_snapshot_keeps_the_seeds_that_are_named_and_drops_gradients() -> None
     assert {
         name.partition(".")[0] for name, _ in training.network_tensors(("r0c0",))
     } == {"host", "r0c0"}
-    training.discard(kept=("r0c0",), saved=())
+    training.discard(kept=("r0c0",), saved={}, layers={})
     assert set(training.seed_groups) == {"r0c0"}
     assert training.site_by_name["r0c1"].seed is None
     assert all(p.grad is None for p in training.host.parameters())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.core.blueprints import BLUEPRINTS
+from esper.core.site import Role
 from esper.core.stage import SeedStage as S
 from esper.data.task import resolve
 from esper.hosts.cnn import CNNHost
@@ -19,7 +20,7 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host
 from esper.training.host_state import all_tensors, host_state, load_host_state
 from esper.training.host_training import HostTraining
-from esper.training.merging import merge_fossils
+from esper.training.merging import merge_fossils, release, removable_units
 from esper.training.metrics import make_metrics
 from esper.training.native import NativePasses
 from esper.training.snapshot import Snapshot, ValidationRecord
@@ -204,20 +205,89 @@ def test_a_seed_that_reads_or_adds_to_grown_units_gets_new_inputs_or_outputs(
         train(training)
 
 
-def test_a_snapshot_of_another_shape_is_not_restored() -> None:
+def test_a_snapshot_restores_the_shapes_of_layers() -> None:
     training = training_of()
+    train(training)
     snapshot = Snapshot()
     snapshot.save(training, RECORD, {})
+    before = state_of(training)
     widen(training, "r2c0")
-    with pytest.raises(ValueError, match=r"host\..* is \[6.*\], but was saved as \[3"):
-        snapshot.restore(training)
+    snapshot.restore(training)
+    assert widths(training) == [3, 6]
+    assert state_of(training).keys() == before.keys()
+    for name, tensor in state_of(training).items():
+        assert torch.equal(tensor, before[name]), name
+    assert training.growths == {}
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_units_that_are_taken_out_and_merged_again_leave_their_host_as_it_was(
+    optimizer: str, native: bool
+) -> None:
+    training = training_of(native=native, optimizer=optimizer, learning_rate=0.01)
+    x = training.task.validation.inputs(0, 40)
+    widen(training, "r2c0")
+    first = widths(training)
+    widen(training, "r2c1", "widen_half")  # joins the new units of both
+    widen(training, "r2c0", "widen_half")
+    train(training, 2)
+    wanted = training.host.eval()(x)
+    before = state_of(training)
+    size = training.host.parameter_count
+    assert removable_units(training, "r2c0") == 3
+    release(training, "r2c0", BLUEPRINTS)
+    site = training.site_by_name["r2c0"]
+    assert site.seed is not None
+    assert widths(training) == [6, 9]
+    assert training.host.parameter_count + site.parameters == size
+    kept = state_of(training)
+    for name, tensor in before.items():
+        if name.startswith("host.") and "num_batches" not in name:
+            part = tensor[tuple(slice(n) for n in kept[name].shape)]
+            assert torch.equal(kept[name], part), name
+    training.assign(site, Role.BLENDED, 1.0, 1.0, learning=False)
+    beside = training.host.forward_with_hook(
+        x,
+        lambda n, at: (
+            at.h + site.seed.eval()(at.source)  # type: ignore[union-attr]
+            if training.sites[n] is site
+            else at.h
+        ),
+    )
+    torch.testing.assert_close(beside, wanted)
+    site.seed.train()
+    again = training_of(native=native, optimizer=optimizer, learning_rate=0.01)
+    load_host_state(again, host_state(training), BLUEPRINTS)
+    again.assign(again.site_by_name["r2c0"], Role.BLENDED, 0.5, 1.0, learning=False)
+    assert again.growths == training.growths
+    training.assign(site, Role.BLENDED, 0.5, 1.0, learning=False)
+    weights = [parameter.detach().clone() for parameter in site.seed.parameters()]
+    train(training)
+    train(again)
+    require_same(training, again)
+    assert all(map(torch.equal, weights, site.seed.parameters())), "they do not learn"
+    if native:
+        assert training.native is not None
+        assert not training.native.reasons
+    training.remove(site)
+    train(training)
+    release(training, "r2c1", BLUEPRINTS)
+    training.remove(training.site_by_name["r2c1"])
+    release(training, "r2c0", BLUEPRINTS)
+    training.remove(site)
+    assert widths(training) == [3, 6]
+    assert first == [6, 6]
+    with pytest.raises(ValueError, match="r2c0 has no units"):
+        release(training, "r2c0", BLUEPRINTS)
+    train(training)
 
 
 def test_what_cannot_merge_stays_and_says_why() -> None:
     training = training_of()
     plant(training, "r0c0", "conv_light", stage=S.FOSSILIZED)
     assert merge_fossils(training, ["r0c0"]) == {
-        "r0c0": "it changes the output of a block"
+        "r0c0": "it changes the output of a block, and is not linear in what a layer computes"
     }
     train(training)
     assert training.site_by_name["r0c0"].seed is not None

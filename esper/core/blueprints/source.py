@@ -117,6 +117,18 @@ class Extensible(Protocol):
         """Takes over the units of ``more``, whose output counts ``alpha`` times."""
 
 
+@runtime_checkable
+class Shrinkable(Extensible, Protocol):
+    """A layer that can also give up the units that it has got last."""
+
+    def fit(self, layer: nn.Module, last: nn.Module, units: int) -> None:
+        """Gives ``last``, the last layer of a seed that adds to the output of a ``layer`` in here, outputs of weight
+        zero for the last ``units``."""
+
+    def release(self, units: int) -> dict[str, Tensor]:
+        """Takes the last ``units`` out; returns the state of what :meth:`more` makes that computes their output."""
+
+
 def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
     """Returns the reason why ``layers``, from a source to a sink, cannot be widened; None if they can."""
     if len(layers) == 1 and isinstance(layers[0], Extensible):

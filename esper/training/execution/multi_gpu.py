@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from esper.training.executor import Cancelled, Executor, HostError, Placed, merged
+from esper.training.host_trainer import device_index
 from esper.training.host_training import HostTraining
 
 AUTO = "auto"
@@ -27,11 +28,6 @@ def chosen_devices(names: str) -> str:
 def devices_of(names: str) -> tuple[torch.device, ...]:
     """Returns the devices of ``run.device``, a comma-separated list."""
     return tuple(torch.device(name.strip()) for name in names.split(","))
-
-
-def device_index(index: int, devices: int) -> int:
-    """Returns the number of the device of env ``index``: round-robin."""
-    return index % devices
 
 
 class MultiGpuExecutor(Executor):
