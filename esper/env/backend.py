@@ -106,21 +106,37 @@ class Backend(ABC):
         """Removes the seeds of these slots, bool [E, S], which the lifecycle has pruned."""
 
     @abstractmethod
-    def train(self, active: Bools, state: EnvState) -> None:
+    def train(
+        self,
+        active: Bools,
+        state: EnvState,
+    ) -> None:
         """Trains one epoch with the roles and alphas that follow from ``state``."""
 
     @abstractmethod
-    def measure(self, active: Bools, state: EnvState) -> None:
+    def measure(
+        self,
+        active: Bools,
+        state: EnvState,
+    ) -> None:
         """Validates and writes the results into ``state``."""
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:  # noqa: B027
         """Starts to govern hosts, after their first validation."""
 
-    def govern(self, active: Bools, state: EnvState) -> Rollbacks:
+    def govern(
+        self,
+        active: Bools,
+        state: EnvState,
+    ) -> Rollbacks:
         """Rolls bad hosts back and cuts broken seeds; returns the rollbacks."""
         return {}
 
-    def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+    def merge(
+        self,
+        due: Bools,
+        state: EnvState,
+    ) -> dict[int, Merge]:
         """Makes fossils in the slots of ``due`` bool [E, S] a part of their hosts' layers, if they can become that.
 
         Returns what was merged, by env; ``state`` stays as it is.

@@ -66,7 +66,11 @@ class Merger:
             return None
         return Merge(slots, parameters, flops, self.choices_of(training))
 
-    def release(self, training: HostTraining, slot: str) -> Release:
+    def release(
+        self,
+        training: HostTraining,
+        slot: str,
+    ) -> Release:
         """Takes the units of the last merge in ``slot`` out of the layers of a host."""
         before = self.sizes_of(training)
         release(training, slot, self.catalog.registry)
@@ -105,7 +109,11 @@ class Merger:
                 new = training.task.new_host(config.slots)
             new.to(training.device)
             new.probe(training.sample)
-            self._first = self.catalog.choices(new, training.sample, config.at_once)
+            self._first = self.catalog.choices(
+                new,
+                training.sample,
+                config.at_once,
+            )
             self._sizes[_shapes(new)] = self._first
         shapes = _shapes(training.host)
         if shapes not in self._sizes:

@@ -23,7 +23,11 @@ def take_units(layers: Sequence[nn.Module], units: int) -> dict[str, Tensor]:
     kept = width - units
     taken = {}
 
-    def cut(number: int, layer: nn.Module, name: str) -> None:
+    def cut(
+        number: int,
+        layer: nn.Module,
+        name: str,
+    ) -> None:
         old = getattr(layer, name)
         if old is not None:
             taken[f"{number}.{name}"] = old[kept:].clone()

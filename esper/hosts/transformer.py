@@ -145,9 +145,17 @@ class TransformerHost(SegmentedHost):
                 sites.append((SiteSpan(len(steps), len(steps)), place))
         steps.append(Step(head))
         sites.sort(key=lambda site: site[0].sink)
-        self._lay_out(steps, [place for _, place in sites], [span for span, _ in sites])
+        self._lay_out(
+            steps,
+            [place for _, place in sites],
+            [span for span, _ in sites],
+        )
 
-    def deepen(self, slot: str, blocks: Sequence[nn.Module]) -> None:
+    def deepen(
+        self,
+        slot: str,
+        blocks: Sequence[nn.Module],
+    ) -> None:
         """Puts more blocks behind those of the group before ``slot``, which is of row 0."""
         group = self.segments[int(slot.removeprefix("r0c"))]
         assert isinstance(group, nn.Sequential)
@@ -201,7 +209,12 @@ class TokenEmbedding(nn.Module):
     Raises ValueError for a sequence that is longer than ``block``.
     """
 
-    def __init__(self, vocabulary: int, width: int, block: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        block: int,
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(block, width)
@@ -217,12 +230,20 @@ class TokenEmbedding(nn.Module):
 class Block(nn.Module):
     """h + attention(norm(h)), then h + mlp(norm(h)); h [B, T, width]."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+    ) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
         self.attention = CausalAttention(width, heads)
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.attention(self.norm_attention(h))
@@ -288,9 +309,20 @@ class CausalAttention(nn.Module):
     def from_projections(self, projections: Tensor) -> Tensor:
         """Returns the output for the queries, keys and values of all tokens, [B, T, 3 · inner]."""
         batch, length, _ = projections.shape
-        split = projections.view(batch, length, 3, self.heads, self.head_width)
+        split = projections.view(
+            batch,
+            length,
+            3,
+            self.heads,
+            self.head_width,
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, head_width]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+        )
         return self.project(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     @property
@@ -304,7 +336,11 @@ class CausalAttention(nn.Module):
         return CausalAttention(width, units, self.head_width)
 
     @torch.no_grad()
-    def absorb(self, more: nn.Module, alpha: float) -> None:
+    def absorb(
+        self,
+        more: nn.Module,
+        alpha: float,
+    ) -> None:
         """Takes over the heads of ``more``, whose output counts ``alpha`` times."""
         assert isinstance(more, CausalAttention)
         layer = self.query_key_value
@@ -320,7 +356,12 @@ class CausalAttention(nn.Module):
         self.follow_weights()
 
     @torch.no_grad()
-    def fit(self, layer: nn.Module, last: nn.Module, units: int) -> None:
+    def fit(
+        self,
+        layer: nn.Module,
+        last: nn.Module,
+        units: int,
+    ) -> None:
         """Gives ``last``, whose output is added to that of a ``layer`` in here, outputs of weight zero for the last
         ``units`` heads."""
         if layer is not self.query_key_value:

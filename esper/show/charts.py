@@ -205,13 +205,23 @@ class Picture(NamedTuple):
     words: str
 
 
-def picture(figure: Figure, title: str, words: str, paper: str = "none") -> Picture:
+def picture(
+    figure: Figure,
+    title: str,
+    words: str,
+    paper: str = "none",
+) -> Picture:
     """Returns the figure as a picture on ``paper``, the same bytes for the same figure."""
     file = io.BytesIO()
     metadata = {"Title": clean(title), "Date": None, "Creator": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names may contain characters that the font lacks; browsers have others
-        figure.savefig(file, format="svg", metadata=metadata, facecolor=paper)
+        figure.savefig(
+            file,
+            format="svg",
+            metadata=metadata,
+            facecolor=paper,
+        )
     return Picture(file.getvalue(), clean(words, 1000))
 
 
@@ -249,7 +259,12 @@ def draw(
     drawing = Figure(figsize=(WIDTH, height + 0.19 * rows + 0.6), layout="constrained")
     fill(drawing.add_subplot())
     if legend:
-        drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)
+        drawing.legend(
+            loc="outside upper left",
+            ncols=columns,
+            borderaxespad=0.2,
+            columnspacing=1.2,
+        )
     return picture(drawing, title, words)
 
 
@@ -287,7 +302,14 @@ def draw_line(axes: Axes, line: Line) -> None:
     x = floats(line.x)
     shade = color(line.color)
     if len(line.low):
-        axes.fill_between(x, floats(line.low), floats(line.high), color=shade, alpha=0.18, linewidth=0)
+        axes.fill_between(
+            x,
+            floats(line.low),
+            floats(line.high),
+            color=shade,
+            alpha=0.18,
+            linewidth=0,
+        )
     marker = ""
     if line.color >= 0 and len(x) <= MAX_MARKED:
         marker = MARKERS[line.color % len(MARKERS)]
@@ -303,7 +325,12 @@ def draw_line(axes: Axes, line: Line) -> None:
     )
 
 
-def interval_chart(title: str, rows: Sequence[Interval], x_label: str, unit: str = "pp") -> Picture:
+def interval_chart(
+    title: str,
+    rows: Sequence[Interval],
+    x_label: str,
+    unit: str = "pp",
+) -> Picture:
     """Draws one row per value in ``unit``, with a line at zero; an unbounded interval is left out."""
 
     def fill(axes: Axes) -> None:
@@ -311,7 +338,12 @@ def interval_chart(title: str, rows: Sequence[Interval], x_label: str, unit: str
             value, low, high = floats([row.value, row.low, row.high])
             shade = color(row.color)
             axes.plot([value], [place], "o", color=shade, markersize=5)
-            axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
+            axes.plot(
+                [low, high],
+                [place, place],
+                color=shade,
+                linewidth=1.8,
+            )
         axes.axvline(0, color=REFERENCE, linewidth=1)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), [clean(row.name, MAX_NAME) for row in rows])

@@ -171,7 +171,13 @@ class Life:
             return
         planted = event.after == "GERMINATED" or event.before == "DORMANT"  # some are kept at once
         if planted and event.blueprint is not None:
-            new = TriedSeed(event.slot, event.blueprint, event.epoch, stage="", until=event.epoch)
+            new = TriedSeed(
+                event.slot,
+                event.blueprint,
+                event.epoch,
+                stage="",
+                until=event.epoch,
+            )
             self.present[event.slot] = new
             self.seeds.append(new)
         seed = self.present.get(event.slot)

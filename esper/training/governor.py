@@ -75,7 +75,11 @@ class Governor:
             "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._saved]],
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(
+        self,
+        state: dict[str, Any],
+        device: torch.device,
+    ) -> None:
         """Resumes from ``state``, for a host on ``device``."""
         self.reset()
         self.chance = state.get("chance", self.chance)
@@ -122,7 +126,11 @@ class Governor:
                 which only validation uses, lag behind the weights.
         """
         if not_finite > 0 or not math.isfinite(loss):
-            return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
+            return Panic(
+                "not finite",
+                not_finite if not_finite > 0 else loss,
+                0.0,
+            )
         if not self.losses or self.chance is None:
             self.losses.append(loss)
             return None
@@ -147,7 +155,11 @@ class Governor:
             self.losses.append(loss)
         return None
 
-    def _divergence_threshold(self, mean: float, chance: float) -> float:
+    def _divergence_threshold(
+        self,
+        mean: float,
+        chance: float,
+    ) -> float:
         """The largest of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance.
 
         :meth:`check` says when a loss above it is an anomaly.

@@ -82,7 +82,11 @@ def restore_host_state(training: HostTraining, state: State) -> None:
     fill(all_tensors(training), state["tensors"])
 
 
-def load_host_state(training: HostTraining, state: State, blueprints: BlueprintRegistry) -> None:
+def load_host_state(
+    training: HostTraining,
+    state: State,
+    blueprints: BlueprintRegistry,
+) -> None:
     """Resumes from ``state``, bit-identical to the host in which it was taken.
 
     The host is reset to the start of its episode and its seeds are planted again, which rebuilds the topology; then
@@ -97,7 +101,11 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
         if site.name not in state["seeds"]:
             continue
         blueprint, style, *leading = state["seeds"][site.name]  # earlier versions have no third
-        recipe = blueprints.at(training.host.topology, site.place, blueprint)
+        recipe = blueprints.at(
+            training.host.topology,
+            site.place,
+            blueprint,
+        )
         training.plant(site, recipe, STYLES[style], *leading)
     training.planted_at.update(state.get("planted_at", {}))
     for name in state["shadows"]:

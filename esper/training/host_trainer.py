@@ -76,7 +76,12 @@ class HostTrainer:
         """Reads streamed data; None for data in memory."""
         self._train = executor.train
         if self.batches is not None:
-            self._train = partial(train_in_step, self.batches, self.hosts, executor)
+            self._train = partial(
+                train_in_step,
+                self.batches,
+                self.hosts,
+                executor,
+            )
         executor.adopt(self.hosts)
 
     def epoch(
@@ -92,7 +97,11 @@ class HostTrainer:
         with self._explaining_memory():
             self._train(active, then)
 
-    def run(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
+    def run(
+        self,
+        work: Callable[[Placed], None],
+        hosts: Sequence[Placed],
+    ) -> None:
         """Runs ``work``, such as a validation, for every host. Raises HostError, or OutOfMemory."""
         with self._explaining_memory():
             self.executor.run(work, hosts)
@@ -151,7 +160,11 @@ def train_in_step(
     def begin(training: HostTraining) -> None:
         groups[training.index] = prepare_epoch(training)
 
-    def learn(number: int, batches: dict[int, Batch], training: HostTraining) -> None:
+    def learn(
+        number: int,
+        batches: dict[int, Batch],
+        training: HostTraining,
+    ) -> None:
         training.batch = number
         x, y = batches[training.index]
         # PyTorch keeps pinned memory alive until a copy from it is done.
@@ -194,4 +207,8 @@ def _placed(
     epoch = active[0].epoch if active else 0
     envs = "envs" if len(failed) > 1 else "env"
     where = f"{envs} {', '.join(map(str, failed))}, epoch {epoch}, batch {error.batch}"
-    return SharedBatchError(f"{where}: {error}", env=env, batch=error.batch)
+    return SharedBatchError(
+        f"{where}: {error}",
+        env=env,
+        batch=error.batch,
+    )

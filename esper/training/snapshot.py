@@ -153,7 +153,11 @@ class Snapshot:
             "copies": {name: cpu_copy(tensor) for name, tensor in self.tensors.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(
+        self,
+        state: dict[str, Any],
+        device: torch.device,
+    ) -> None:
         """Becomes the snapshot of ``state``, for a host on ``device``."""
         self.epoch = state["epoch"]
         self.measured = _copied(state["measured"])
