@@ -253,14 +253,14 @@ class RankedBackend(Backend):
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Trains an epoch; the other ranks go on to validate and govern without a further call."""
-        self._follow(active, state, TrainingBackend.train, TrainingBackend.measure, TrainingBackend.govern)
+        _follow(self, active, state, TrainingBackend.train, TrainingBackend.measure, TrainingBackend.govern)
         self._training = True
         if active[self.mine].any():
             self.local.train(active[self.mine], state)
 
     def measure(self, active: Bools, state: EnvState) -> None:
         if not self._training:  # of new hosts
-            self._follow(active, state, TrainingBackend.measure, TrainingBackend.take_first_snapshots)
+            _follow(self, active, state, TrainingBackend.measure, TrainingBackend.take_first_snapshots)
         self._training = False
         self.local.measure(active[self.mine], state)
         for rank, (*_, (_, measured), governed) in self.ranks.finish().items():
@@ -319,20 +319,6 @@ class RankedBackend(Backend):
             return self.local.shapley(env)
         values: dict[str, Paired] = _of(self, env, RankHosts.shapley)
         return values
-
-    def copy_of(
-        self,
-        env: int,
-        task: Task,
-        config: HostTrainingConfig,
-        state: EnvState,
-    ) -> HostTraining:
-        """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
-        (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, _of(self, env, RankHosts.host_state), self.local.catalog.registry)
-        sites = [training.site_by_name[name] for name in self.local.catalog.spec.slots]
-        assign_roles(training, sites, state.slots, env)
-        return training
 
     def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
         return _joined(self._on_all(TrainingBackend.map_hosts, function))
@@ -397,21 +383,37 @@ class RankedBackend(Backend):
             results.append((self.shares[rank], result))
         return results
 
-    def _follow(
-        self,
-        where: Bools,
-        state: EnvState,
-        *methods: Callable[..., Any],
-    ) -> None:
-        """Calls ``methods`` of the other ranks that have hosts of ``where`` bool [E], with their rows of it and of
-        ``state``."""
 
-        def arguments(rows: slice) -> tuple[Any, ...]:
-            table = table_of(state, rows)
-            self._sent[rows.start] = table  # what comes back is compared with it
-            return table, methods, where[rows]
+def copy_of(
+    hosts: RankedBackend,
+    env: int,
+    task: Task,
+    config: HostTrainingConfig,
+    state: EnvState,
+) -> HostTraining:
+    """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
+    (training,) = make_trainings([task], [config], [env])
+    load_host_state(training, _of(hosts, env, RankHosts.host_state), hosts.local.catalog.registry)
+    sites = [training.site_by_name[name] for name in hosts.local.catalog.spec.slots]
+    assign_roles(training, sites, state.slots, env)
+    return training
 
-        self._start(RankHosts.follow, arguments, where)
+
+def _follow(
+    hosts: RankedBackend,
+    where: Bools,
+    state: EnvState,
+    *methods: Callable[..., Any],
+) -> None:
+    """Calls ``methods`` of the other ranks that have hosts of ``where`` bool [E], with their rows of it and of
+    ``state``."""
+
+    def arguments(rows: slice) -> tuple[Any, ...]:
+        table = table_of(state, rows)
+        hosts._sent[rows.start] = table  # what comes back is compared with it
+        return table, methods, where[rows]
+
+    hosts._start(RankHosts.follow, arguments, where)
 
 
 def _of(

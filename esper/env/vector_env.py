@@ -18,7 +18,7 @@ from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
-from esper.env.rank_hosts import RankedBackend
+from esper.env.rank_hosts import RankedBackend, copy_of
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend
 from esper.hosts.example import tensors_in
@@ -145,7 +145,7 @@ class GrowthVectorEnv(SlotVectorEnv):
     def host(self, env: int) -> HostTraining:
         """Returns the host of an env in training; if another rank has it, a copy to read."""
         if isinstance(self.backend, RankedBackend) and env >= len(self.training):
-            return self.backend.copy_of(env, self.task, self.config, self.state)
+            return copy_of(self.backend, env, self.task, self.config, self.state)
         return self.training[env]
 
     def _no_growth(self) -> Baseline:

@@ -13,11 +13,10 @@ from esper.agents.advisor import FACTORS
 from esper.config import TrainingConfig
 from esper.core.arrays import Floats
 from esper.data.task import resolve
-from esper.env.training_backend import make_trainings
 from esper.exam.context import Context, task_of
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import Placed
-from esper.training.host_trainer import HostTrainer
+from esper.training.host_trainer import HostTrainer, make_trainings
 from esper.training.host_training import HostTraining
 from esper.training.validate import all_off, evaluate
 
