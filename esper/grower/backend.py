@@ -203,7 +203,7 @@ class LoopBackend(Backend):
             operator = STYLES[int(style[row, 0])]
             name = self.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.blueprints.at(self.hooks.topology, site.place, name)
-            fitting = partial(self._require_fitting, site.name)
+            fitting = partial(_require_fitting, self.hooks, site.name)
             try:
                 with seeded(self._seed(RngStream.SEED)):
                     seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
@@ -214,15 +214,6 @@ class LoopBackend(Backend):
             self.germinations += 1
             sizes[row] = site.parameters
         return sizes, failures
-
-    def _require_fitting(self, name: str, seed: Seed) -> Seed:
-        """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
-        hooks = self.hooks
-        place = hooks.sites[name].place
-        reason = obstacle(hooks.model, place.topology, hooks.passes.last)
-        if reason is not None and mixes_positions(seed, hooks.probes[name].source, place):
-            raise ConfigError(f"it mixes positions, and {reason}")
-        return seed
 
     def _prepare(self, name: str, seed: PlantedSeed) -> None:
         """Gives a new seed its parameter group and random numbers of its own."""
@@ -484,3 +475,12 @@ def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
     if probe.source is probe.h:
         return h, None
     return h, probe.source.cpu().clone()
+
+
+def _require_fitting(hooks: SiteHooks, name: str, seed: Seed) -> Seed:
+    """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
+    place = hooks.sites[name].place
+    reason = obstacle(hooks.model, place.topology, hooks.passes.last)
+    if reason is not None and mixes_positions(seed, hooks.probes[name].source, place):
+        raise ConfigError(f"it mixes positions, and {reason}")
+    return seed

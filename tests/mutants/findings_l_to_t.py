@@ -60,7 +60,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "L6": [
         Fault(
             "hosts have blocks of sums of their own",
-            "esper/env/training_backend.py",
+            "esper/training/host_trainer.py",
             "        totals = blocks[place].pop(0)",
             "        totals = make_metrics(1, task.device, max_configurations(sites), len(task.validation), "
             "task.objective.dtype)[0]",
@@ -138,7 +138,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "envs take devices in blocks",
-            "esper/training/execution/multi_gpu.py",
+            "esper/training/host_trainer.py",
             "    return index % devices",
             "    return index // devices % devices",
             "tests/training/execution/test_multi_gpu.py::test_envs_take_devices_in_turn",
