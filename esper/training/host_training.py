@@ -296,18 +296,6 @@ class HostTraining:
         seed = self._seed(RngStream.GLOBAL, self.epoch, self.batch, place, self.part)
         return seeded(seed, self.device)
 
-    def learning_groups(self) -> list[ParameterGroup]:
-        """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
-
-        So a captured step finds their statistics in the same rows, whenever the seeds were planted.
-        """
-        for group in self.seed_groups.values():
-            learning = group.site is not None and group.site.learning
-            for parameter in group.parameters:  # excludes those frozen by the blueprint
-                parameter.requires_grad_(learning)
-        seeds = [self.seed_groups[site.name] for site in self.sites if site.learning]
-        return [self.host_group, *seeds]
-
     def seeds(self) -> list[Seed]:
         """Returns the seeds in site order."""
         return [site.seed for site in self.sites if site.seed is not None]
@@ -364,6 +352,19 @@ class HostTraining:
 
     def _seed(self, purpose: RngStream, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def learning_groups(training: HostTraining) -> list[ParameterGroup]:
+    """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
+
+    So a captured step finds their statistics in the same rows, whenever the seeds were planted.
+    """
+    for group in training.seed_groups.values():
+        learning = group.site is not None and group.site.learning
+        for parameter in group.parameters:  # excludes those frozen by the blueprint
+            parameter.requires_grad_(learning)
+    seeds = [training.seed_groups[site.name] for site in training.sites if site.learning]
+    return [training.host_group, *seeds]
 
 
 def shapes_in(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

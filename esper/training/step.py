@@ -22,7 +22,7 @@ from esper.ops.optimizer import step_all
 from esper.training.batches import upload
 from esper.training.delta import delta_of, straight_through
 from esper.training.executor import Cancelled
-from esper.training.host_training import HostTraining, feed_of
+from esper.training.host_training import HostTraining, feed_of, learning_groups
 from esper.training.seed_pool import ParameterGroup
 from esper.training.shadow import copied_buffers
 
@@ -80,7 +80,7 @@ def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
             if site.incubating:
                 training.shadow_of(site)
 
-    groups = training.learning_groups()
+    groups = learning_groups(training)
     training.gradient_stats.restart(tuple(group.name for group in groups))
     return groups
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError
 from esper.data.split import Split
 from esper.data.task import Task, resolve
+from esper.training import step
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import OutOfMemory, ran_out
 from esper.training.host_trainer import HostTrainer
@@ -170,7 +171,7 @@ def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(
         for owner, name in (
             (EpochMetrics, "zero_training"),
             (EpochMetrics, "add_training"),
-            (HostTraining, "learning_groups"),
+            (step, "learning_groups"),
         ):
             noted(owner, name)
         trainer.epoch(envs)

@@ -8,7 +8,7 @@ import torch
 from esper.core.stage import SeedStage as S
 from esper.ops.grad_stats import grad_stats
 from esper.ops.optimizer import SGD
-from esper.training.host_training import HostTraining
+from esper.training.host_training import HostTraining, learning_groups
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, step_groups
 from tests.core_helpers import (
@@ -134,7 +134,7 @@ def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
     before = {
         name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))
     }
-    groups = training.learning_groups()
+    groups = learning_groups(training)
     for group in groups:
         for parameter in group.parameters:
             parameter.grad = torch.ones_like(parameter)
