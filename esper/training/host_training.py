@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_CONFIGURATIONS = 256
 """Max configurations per validation pass."""
+Layers = Mapping[str, list[tuple[Any, ...]]]
+"""By slot, what has grown in a layer, as plain values, see :class:`LayerGrowth`."""
 
 
 @dataclass(frozen=True)
@@ -322,20 +324,15 @@ class HostTraining:
                     if value is not None:
                         yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
 
-    def layers(self) -> dict[str, list[tuple[Any, ...]]]:
+    def layers(self) -> Layers:
         """Returns what has grown in its layers, as plain values."""
         return {slot: list(map(astuple, growths)) for slot, growths in self.growths.items()}
 
-    def take_layers(self, layers: Mapping[str, list[tuple[Any, ...]]]) -> None:
+    def take_layers(self, layers: Layers) -> None:
         """Takes over what :meth:`layers` has returned."""
         self.growths = {slot: [LayerGrowth(*growth) for growth in growths] for slot, growths in layers.items()}
 
-    def discard(
-        self,
-        kept: Collection[str],
-        saved: Mapping[str, Tensor],
-        layers: Mapping[str, list[tuple[Any, ...]]],
-    ) -> None:
+    def discard(self, kept: Collection[str], saved: Mapping[str, Tensor], layers: Layers) -> None:
         """Removes all seeds but ``kept``, and gradients, and gives the layers the shapes of ``saved``; momentum is
         always saved. The scale of losses restarts."""
         for site in self.sites:
