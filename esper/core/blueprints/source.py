@@ -305,14 +305,24 @@ def _resized(
 
 
 def _bare_copy(layer: nn.Module) -> nn.Module:
-    """Returns a copy of a layer without hooks, and without the seeds that a network has there."""
+    """Returns a copy of a layer without the seeds that a network has there, and their hooks; a user's hooks stay."""
     copied = copy.deepcopy(layer)
     for module in copied.modules():
         vars(module).pop(GROWING, None)
         module._modules.pop(CONTAINER, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            hooks.clear()
+            for number, hook in list(hooks.items()):
+                if _is_of_this_package(hook):
+                    del hooks[number]
     return copied
+
+
+def _is_of_this_package(hook: Callable[..., Any]) -> bool:
+    """Returns whether a hook is a function, a method or an object of Esper's, by where its code lies."""
+    if isinstance(hook, partial):
+        hook = hook.func
+    owner = getattr(hook, "__self__", hook)
+    return str(owner.__module__).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
