@@ -57,7 +57,9 @@ DRAWS = {"timm.kron", "timm.kronc", "timm.kronw"}
 
 
 def _of_timm(name: str) -> Make:
-    return lambda p: timm_optim.create_optimizer_v2(p, opt=name, lr=0.01)
+    # LAMB clips by the norm of all gradients unless that is switched off, and is refused with it.
+    options = {"max_grad_norm": None} if "lamb" in name else {}
+    return lambda p: timm_optim.create_optimizer_v2(p, opt=name, lr=0.01, **options)
 
 
 def _makers() -> dict[str, Make]:
