@@ -12,8 +12,14 @@ from esper.core.arrays import Ints
 
 WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8"}
 """Blueprint by the multiple of a layer's width that it leads to."""
-NEEDED = {"samples_known": "the number of training samples", "chance_known": "the number of classes"}
-"""Facts that must be known of a training, by the entry that says whether they are."""
+NEEDED = {
+    "samples_known": "the number of training samples",
+    "updates_known": "the number of steps in an epoch",
+    "chance_known": "the number of classes",
+    "inputs": "the size of a sample",
+    "host_flops": "the operations of a pass",
+}
+"""Facts that must be known of a training, by an entry that is 0 if they are not."""
 
 
 class AdvisedController(PerEnvController):
@@ -30,7 +36,7 @@ class AdvisedController(PerEnvController):
         self.widenings = {multiple: name for multiple, name in WIDENINGS.items() if name in self.spec.blueprints}
         if not self.widenings:
             raise ConfigError(
-                f"controller advisor widens layers: env.blueprints must name one of {', '.join(WIDENINGS.values())}, "
+                f"the advisor widens layers: env.blueprints must name one of {', '.join(WIDENINGS.values())}, "
                 f"not only {', '.join(self.spec.blueprints)}"
             )
         self.advisor = shipped()
@@ -38,25 +44,14 @@ class AdvisedController(PerEnvController):
         self.left: list[list[list[str]]] = [[] for _ in range(self.n_envs)]
         """Slot and blueprint of each seed that is still to be planted, by env."""
 
-    def begin_episode(
-        self,
-        env: int,
-    ) -> None:
+    def begin_episode(self, env: int) -> None:
         self.planned[env] = False
         self.left[env] = []
 
-    def acts_again(
-        self,
-        env: int,
-        view: EnvView,
-    ) -> bool:
+    def acts_again(self, env: int, view: EnvView) -> bool:
         return True
 
-    def choose(
-        self,
-        env: int,
-        view: EnvView,
-    ) -> Ints:
+    def choose(self, env: int, view: EnvView) -> Ints:
         if not self.planned[env]:
             self.planned[env] = True
             self.left[env] = self._plan(view)
@@ -66,27 +61,25 @@ class AdvisedController(PerEnvController):
                 return self.spec.encode(Op.GERMINATE, slot, blueprint)
         return self.spec.encode(Op.WAIT)
 
-    def _plan(
-        self,
-        view: EnvView,
-    ) -> list[list[str]]:
-        slots = self._slots(view)
+    def _plan(self, view: EnvView) -> list[list[str]]:
+        """Returns the slot and blueprint of each seed to plant.
+
+        Multiples that are too large for the budget in some slot are not on offer. A seed that does not fit beside those
+        planted before it is left out.
+        """
+        smallest = min(self.widenings)
+        slots = [slot for slot in self.spec.slots if view.legal(Op.GERMINATE, slot, self.widenings[smallest])]
         if not slots:
             return []
-        facts = facts_in(view, slots, tuple(self.widenings))
+        multiples = []
+        for multiple, name in self.widenings.items():
+            if all(view.legal(Op.GERMINATE, slot, name) for slot in slots):
+                multiples.append(multiple)
         price = math.expm1(view.value("price"))
-        multiple = self.advisor.choose(facts, price)
-        if multiple == 1:
+        chosen = self.advisor.choose(facts_in(view, slots, tuple(multiples)), price)
+        if chosen == 1:
             return []
-        return [[slot, self.widenings[multiple]] for slot in slots]
-
-    def _slots(
-        self,
-        view: EnvView,
-    ) -> list[str]:
-        """Returns the slots whose layer can be widened by every multiple."""
-        names = self.widenings.values()
-        return [slot for slot in self.spec.slots if all(view.legal(Op.GERMINATE, slot, name) for name in names)]
+        return [[slot, self.widenings[chosen]] for slot in slots]
 
 
 def facts_in(
@@ -96,22 +89,24 @@ def facts_in(
 ) -> HostFacts:
     """Reads what is known of a training before its first epoch from an observation.
 
-    Raises ConfigError if the observation does not know the samples or the classes.
+    Raises ConfigError if one of ``NEEDED`` is not known.
     """
     unknown = [words for entry, words in NEEDED.items() if not view.value(entry)]
     if unknown:
-        raise ConfigError(f"controller advisor must know {' and '.join(unknown)}: esper.Grower(samples=, classes=)")
+        raise ConfigError(
+            f"the advisor must know {', '.join(unknown)}: esper.Grower takes samples=, the loader, and classes="
+        )
     parameters = _power(view, "host_parameters", 10)
     return HostFacts(
         widths=tuple(2 ** (10 * view.slot(slot, "width")) for slot in slots),
         parameters=parameters_by_multiple(view, slots, multiples, parameters),
-        operations=_power(view, "host_flops", 20),
+        operations=_power(view, "host_flops", 20) - 1,
         inputs=round(_power(view, "inputs", 10)),
         classes=round(_power(view, "classes", 10)),
-        convolutional=any(view.choice(slot, name, "spatial") > 0 for slot in slots for name in _whole(view)),
+        convolutional=any(view.choice(slot, WIDENINGS[multiples[0]], "spatial") > 0 for slot in slots),
         samples=round(_power(view, "samples", 10)),
         epochs=round(_power(view, "epochs", 10)),
-        updates=max(1.0, _power(view, "updates_left", 10) - 1),
+        updates=_power(view, "updates_left", 10) - 1,
         rate=_power(view, "learning_rate", 10),
     )
 
@@ -141,14 +136,6 @@ def parameters_by_multiple(
     return counts
 
 
-def _whole(view: EnvView) -> list[str]:
-    return [name for name in WIDENINGS.values() if name in view.spec.blueprints][:1]
-
-
-def _power(
-    view: EnvView,
-    entry: str,
-    scale: int,
-) -> float:
+def _power(view: EnvView, entry: str, scale: int) -> float:
     """Returns what an entry is the binary logarithm of, divided by ``scale``."""
     return float(2 ** (scale * view.value(entry)))

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from esper.core.arrays import Floats
 
-FACTORS = (
-    1,
-    2,
-    4,
-    8,
-    16,
-)
+FACTORS = (1, 2, 4, 8, 16)
 """Multiples of the widths of all layers that can be widened, by plan."""
 HIDDEN = 64
 MEMBERS = 8
@@ -88,10 +82,7 @@ class HostFacts:
             rows.append([*known, *planned])
         return np.array(rows).reshape(len(rows), -1)
 
-    def costs(
-        self,
-        price: float,
-    ) -> Floats:
+    def costs(self, price: float) -> Floats:
         """Returns the cost of each multiple at ``price`` pp a doubling of the parameters, [multiples]."""
         counts = np.array(list(self.parameters.values()))
         return np.asarray(price * np.log2(counts / counts[0]))
@@ -107,10 +98,7 @@ class Advisor(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(
-        self,
-        entries: int,
-    ) -> None:
+    def __init__(self, entries: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(entries))
         self.register_buffer("deviation", torch.ones(entries))
@@ -125,27 +113,18 @@ class Advisor(nn.Module):
             )
             self.members.append(member)
 
-    def scaled(
-        self,
-        plans: Tensor,
-    ) -> Tensor:
+    def scaled(self, plans: Tensor) -> Tensor:
         """Returns plans [..., entries] in standard deviations of those that it learned from."""
         return ((plans - self.mean) / self.deviation).clamp(-LIMIT, LIMIT)
 
-    def forward(
-        self,
-        plans: Tensor,
-    ) -> Tensor:
+    def forward(self, plans: Tensor) -> Tensor:
         """Returns the gain of plans [..., entries] by each member, pp [members, ...]."""
         entries = self.scaled(plans)
         gains = [member(entries)[..., 0] for member in self.members]
         return torch.stack(gains) * UNIT
 
     @torch.no_grad()
-    def gains(
-        self,
-        facts: HostFacts,
-    ) -> Floats:
+    def gains(self, facts: HostFacts) -> Floats:
         """Returns the predicted gain of each multiple, pp [members, multiples]; that of 1 is 0."""
         plans = torch.from_numpy(facts.plans()).float()
         predicted = self(plans).double().numpy()

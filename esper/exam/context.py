@@ -61,12 +61,10 @@ class Context:
     @property
     def factors(self) -> tuple[int, ...]:
         """The multiples of the widths that are not too wide."""
-        return tuple(factor for factor in FACTORS if self.width * factor <= WIDEST[self.topology])
+        widest = WIDEST[self.topology]
+        return tuple(factor for factor in FACTORS if self.width * factor <= widest)
 
-    def factor(
-        self,
-        plan: int,
-    ) -> int:
+    def factor(self, plan: int) -> int:
         """Returns the multiple of a plan, or the largest one that is not too wide."""
         return self.factors[: plan + 1][-1]
 
@@ -84,10 +82,7 @@ class Context:
             return 9 * width + 18 * width**2 + norms + 2 * width * classes + classes
         return (inputs + 1) * width + (width + 1) * width + (width + 1) * classes
 
-    def cost(
-        self,
-        factor: int,
-    ) -> float:
+    def cost(self, factor: int) -> float:
         """Returns the price of growing by ``factor``, pp."""
         return self.price * float(np.log2(self.parameters(factor) / self.parameters()))
 
@@ -109,10 +104,7 @@ class Region:
     samples: tuple[int, int] = (200, 300)
     epochs: tuple[int, int] = (10, 14)
 
-    def touches(
-        self,
-        context: Context,
-    ) -> bool:
+    def touches(self, context: Context) -> bool:
         return (
             context.width in self.widths
             or self.samples[0] <= context.samples <= self.samples[1]
@@ -128,57 +120,26 @@ class Law:
     """The ranges that contexts are drawn from."""
 
     sources: tuple[str, ...]
-    cnn_widths: tuple[int, ...] = (
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        8,
-        12,
-    )
-    mlp_widths: tuple[int, ...] = (
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        8,
-        12,
-        16,
-        24,
-    )
+    cnn_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12)
+    mlp_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
     cnn_epochs: tuple[int, int] = (5, 24)
     mlp_epochs: tuple[int, int] = (5, 40)
     samples: tuple[int, int] = (40, 800)
     prices: tuple[float, float] = (0.4, 8.0)
-    noises: tuple[float, ...] = (
-        0.0,
-        0.0,
-        0.15,
-        0.3,
-    )
-    slow: float = 0.5
+    noises: tuple[float, ...] = (0.0, 0.0, 0.15, 0.3)
+    varied_rates: float = 0.5
     """Share of contexts whose rate is drawn between 1/8 and 2; that of the others is 1."""
     left_out: Region | None = REGION
     """No context has a width, a number of samples or of epochs of this region."""
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-    ) -> Context:
+    def draw(self, rng: np.random.Generator) -> Context:
         """Draws one context."""
         while True:
             context = self._draw(rng)
             if self.left_out is None or not self.left_out.touches(context):
                 return context
 
-    def _draw(
-        self,
-        rng: np.random.Generator,
-    ) -> Context:
+    def _draw(self, rng: np.random.Generator) -> Context:
         name = str(rng.choice(self.sources))
         source = load_source(name)
         widths, epochs = self.mlp_widths, self.mlp_epochs
@@ -187,7 +148,7 @@ class Law:
         rest = len(source.y) - VALIDATION
         most = min(self.samples[1], max(self.samples[0], round(rest * 0.6)))
         rate = 1.0
-        if rng.random() < self.slow:
+        if rng.random() < self.varied_rates:
             rate = 2.0 ** rng.uniform(-3, 1)
         return Context(
             source=name,
@@ -232,7 +193,11 @@ def task_of(
     source = load_source(context.source)
     rng = np.random.default_rng([context.key, 1])
     rows = rng.permutation(len(source.y))
-    cuts = [VALIDATION, VALIDATION + context.samples, VALIDATION + context.samples + MOST_TEST]
+    cuts = [
+        VALIDATION,
+        VALIDATION + context.samples,
+        VALIDATION + context.samples + MOST_TEST,
+    ]
     validation, train, test = np.split(rows, cuts)[:3]
     x = _normalised(source, train)
     y = source.y.copy()

@@ -12,20 +12,7 @@ ROWS = 1_600
 """Samples of a made data set."""
 SIDE = 8
 """Height and width of made images."""
-CLASSES = (
-    2,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-    20,
-    26,
-)
+CLASSES = (2, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 26)
 
 
 def made_table(seed: int) -> tuple[Floats, Ints]:

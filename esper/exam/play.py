@@ -69,7 +69,10 @@ def _judge(trainer: HostTrainer) -> Floats:
     def judge(host: Placed) -> None:
         assert isinstance(host, HostTraining)
         splits = (host.task.validation, host.task.test)
-        scores[host] = [float(evaluate(host, split, [all_off(host)]).accuracy[0]) for split in splits]
+        scores[host] = []
+        for split in splits:
+            result = evaluate(host, split, [all_off(host)])
+            scores[host].append(float(result.accuracy[0]))
 
     trainer.run(judge, trainer.hosts)
     return np.array([scores[host] for host in trainer.hosts])
@@ -103,7 +106,12 @@ def play(
         for plan in range(len(FACTORS)):
             for seed in seeds:
                 factor = context.factor(plan)
-                jobs[number, factor, seed] = Job(context, factor, seed, epochs)
+                jobs[number, factor, seed] = Job(
+                    context,
+                    factor,
+                    seed,
+                    epochs,
+                )
     scores = dict(zip(jobs, train_jobs(list(jobs.values())), strict=True))
     result = np.zeros((len(contexts), len(FACTORS), len(seeds), 2))
     for number, context in enumerate(contexts):

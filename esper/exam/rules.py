@@ -81,17 +81,11 @@ class PlanTable:
                 table.plans[int(cell)] = int(inside.mean(axis=0).argmax())
         return table
 
-    def choose(
-        self,
-        contexts: Sequence[Context],
-    ) -> Ints:
+    def choose(self, contexts: Sequence[Context]) -> Ints:
         """Returns the plan of each context, [contexts]."""
         return np.array([self.plans.get(int(cell), self.single) for cell in self._cells(contexts)])
 
-    def _cells(
-        self,
-        contexts: Sequence[Context],
-    ) -> Ints:
+    def _cells(self, contexts: Sequence[Context]) -> Ints:
         cells = np.zeros(len(contexts), dtype=np.int64)
         for key, edges in zip(self.keys, self.edges, strict=True):
             values = [KEYS[key](context) for context in contexts]

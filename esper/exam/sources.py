@@ -22,39 +22,11 @@ FOLDER = "tables"
 """Folder in that of the data, with a file ``NAME.npz`` of x float [N, D] and y int [N] for each table."""
 MOST_ROWS = 8_000
 MADE_KINDS = {"made_table": made_table, "made_images": made_images}
-IMAGE_TASKS = (
-    "digits",
-    "mnist5k",
-    "fashion_mnist",
-)
-IMAGES = (
-    "digits",
-    "digits_permuted",
-    "digits_parity",
-    "mnist5k",
-    "mnist5k_noisy",
-)
-HELD_OUT_IMAGES = (
-    "fashion_mnist",
-    "fashion_mnist_permuted",
-)
-TABLES = (
-    "letter",
-    "satellite",
-    "vehicle",
-    "pima",
-    "ionosphere",
-    "income",
-)
-HELD_OUT_TABLES = (
-    "breast_cancer",
-    "dna",
-    "spam",
-    "vowel",
-    "shuttle",
-    "musk",
-    "soybean",
-)
+IMAGE_TASKS = ("digits", "mnist5k", "fashion_mnist")
+IMAGES = ("digits", "digits_permuted", "digits_parity", "mnist5k", "mnist5k_noisy")
+HELD_OUT_IMAGES = ("fashion_mnist", "fashion_mnist_permuted")
+TABLES = ("letter", "satellite", "vehicle", "pima", "ionosphere", "income")
+HELD_OUT_TABLES = ("breast_cancer", "dna", "spam", "vowel", "shuttle", "musk", "soybean")
 
 
 @dataclass(frozen=True)
@@ -86,12 +58,13 @@ def made_names(images: bool) -> list[str]:
 def load_source(name: str) -> Source:
     """Loads a source. Raises ConfigError for an unknown name, or for data that is missing."""
     x, y = _read(name)
-    _, y = np.unique(
-        y,
-        return_inverse=True,
-    )
+    _, y = np.unique(y, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(y))[:MOST_ROWS]
-    return Source(name, np.asarray(x[order], dtype=np.float64), y[order].astype(np.int64))
+    return Source(
+        name,
+        np.asarray(x[order], dtype=np.float64),
+        y[order].astype(np.int64),
+    )
 
 
 def _read(name: str) -> tuple[Floats, Ints]:

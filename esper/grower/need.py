@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.core.blueprints.source import reader_of
 from esper.grower.sites import SiteHooks, aside
-from esper.training.need import Seen, inexpressible, measured_layer
+from esper.training.need import Seen, inexpressible, measured_layer, watched
 
 Loss = Callable[[], Tensor]
 
@@ -49,23 +48,7 @@ def _look(
     loss: Loss,
 ) -> Seen:
     """Runs a batch and sees what its loss wants of ``layers``."""
-    inputs: dict[nn.Module, Tensor] = {}
-    outputs: dict[nn.Module, Tensor] = {}
-
-    def keep(
-        layer: nn.Module,
-        args: tuple[Tensor],
-        output: Tensor,
-    ) -> Tensor:
-        inputs[layer] = args[0].detach().clone()  # later layers may work in place
-        outputs[layer] = output
-        return output.clone()
-
-    with ExitStack() as lent:
-        for layer in layers.values():
-            handle = layer.register_forward_hook(keep)
-            lent.callback(handle.remove)
-        lent.enter_context(aside(hooks))
+    with watched(layers.values()) as (inputs, outputs), aside(hooks):
         measured = loss()
     missing = [name for name, layer in layers.items() if layer not in outputs]
     if missing or not measured.requires_grad:

@@ -109,7 +109,7 @@ def home_of(model: nn.Module, sink: str) -> str:
 
 
 def container_of(model: nn.Module, sink: str) -> GrownSeeds:
-    """Returns the container of the seeds at the submodule ``sink`` of ``model``, which is made if there is none."""
+    """Returns the container of seeds at the submodule ``sink`` of ``model``; makes it if it is missing."""
     home = model.get_submodule(home_of(model, sink))
     container = home._modules.get(CONTAINER)
     if not isinstance(container, GrownSeeds):

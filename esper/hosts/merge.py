@@ -32,7 +32,7 @@ def merge_all(
     difference: Callable[[], str | None],
     stay: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
-    """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
+    """Merges the kept seeds of ``network`` into its layers where they fit.
 
     ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
     merged, by path. Returns the reason for each seed that stays.

@@ -59,7 +59,7 @@ def make_trainings(
 
 
 class HostTrainer:
-    """Trains ``hosts``, all of one task, on ``executor``; the caller closes both.
+    """Trains ``hosts``, of one task or each of its own in memory, on ``executor``; the caller closes both.
 
     Workers that read streamed data live until :meth:`close`.
     """

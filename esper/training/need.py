@@ -8,7 +8,7 @@ of Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816. Need is that shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,8 @@ MAX_INPUTS = 1024
 """Max inputs of a layer that is measured: the fit takes the time of their number cubed."""
 MAX_ROWS = 4096
 """Max positions of a batch that a fit reads, evenly spaced."""
+Passed = dict[nn.Module, Tensor]
+"""A tensor of each layer in a pass."""
 RIDGE = 0.01
 """Added to the variances of inputs in a fit, as a share of their mean."""
 
@@ -151,6 +153,28 @@ def inexpressible(
     explained = (products[0] * fit).sum()
     share: Tensor = 1 - explained / whole
     return share
+
+
+@contextmanager
+def watched(layers: Iterable[nn.Module]) -> Iterator[tuple[Passed, Passed]]:
+    """Yields two dicts that get the inputs and outputs of ``layers`` in a pass; loss gradients reach the outputs."""
+    inputs: Passed = {}
+    outputs: Passed = {}
+
+    def keep(
+        layer: nn.Module,
+        args: tuple[Tensor],
+        output: Tensor,
+    ) -> Tensor:
+        inputs[layer] = args[0].detach().clone()  # later layers may work in place
+        outputs[layer] = output
+        return output.clone()
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            handle = layer.register_forward_hook(keep)
+            hooks.callback(handle.remove)
+        yield inputs, outputs
 
 
 class NeedMeter:
@@ -268,22 +292,7 @@ class NeedMeter:
     ) -> Seen:
         """Runs a batch in training mode and sees what the loss wants of ``layers``."""
         training = self.training
-        inputs: dict[nn.Module, Tensor] = {}
-        outputs: dict[nn.Module, Tensor] = {}
-
-        def keep(
-            layer: nn.Module,
-            args: tuple[Tensor],
-            output: Tensor,
-        ) -> Tensor:
-            inputs[layer] = args[0].detach().clone()  # later layers may work in place
-            outputs[layer] = output
-            return output.clone()
-
-        with self._passing(layers), training.arithmetic.casting(), ExitStack() as hooks:
-            for layer in layers.values():
-                handle = layer.register_forward_hook(keep)
-                hooks.callback(handle.remove)
+        with self._passing(layers), training.arithmetic.casting(), watched(layers.values()) as (inputs, outputs):
             logits = training.host.forward_with_hook(x, self._blending)
             smoothing = training.config.task.label_smoothing
             loss, _ = training.task.objective.measure(logits, y, smoothing)

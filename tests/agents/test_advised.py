@@ -32,7 +32,9 @@ class Says(Advisor):
 
 
 def env_of(
-    context: Context, blueprints: tuple[str, ...] = tuple(WIDENINGS.values())
+    context: Context,
+    blueprints: tuple[str, ...] = tuple(WIDENINGS.values()),
+    budget: float = 1_000.0,
 ) -> GrowthVectorEnv:
     env = {
         "n_envs": 1,
@@ -40,7 +42,7 @@ def env_of(
         "blueprints": list(blueprints),
         "edits_per_epoch": 8,
         "baseline_episodes": 1,
-        "parameter_budget": 1_000.0,
+        "parameter_budget": budget,
         "episode_length": context.epochs,
     }
     return GrowthVectorEnv(task_of(context), TrainingConfig().with_values(env=env))
@@ -105,13 +107,44 @@ def test_a_host_without_widenings_is_refused() -> None:
         AdvisedController(env.action_spec, env.layout, 1)
 
 
-def test_an_unknown_number_of_samples_is_said() -> None:
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("samples_known", "number of training samples"),
+        ("chance_known", "number of classes"),
+        ("updates_known", "number of steps in an epoch"),
+        ("inputs", "size of a sample"),
+        ("host_flops", "operations of a pass"),
+    ],
+)
+def test_a_fact_that_is_not_known_is_refused_not_guessed(
+    entry: str, words: str
+) -> None:
     env = env_of(CONTEXTS["cnn"])
     observation = env.reset(seed=0)[0].copy()
-    observation[:, env.layout.index["samples_known"]] = 0
+    observation[:, env.layout.index[entry]] = 0
     view = EnvView(env.action_spec, env.layout, observation[0], {})
-    with pytest.raises(ConfigError, match="number of training samples"):
+    with pytest.raises(ConfigError, match=words):
         facts_in(view, list(SLOTS), (2, 4, 8))
+
+
+def test_multiples_beyond_the_budget_are_not_offered_and_the_others_are() -> None:
+    env = env_of(CONTEXTS["cnn"], budget=2.0)  # ×8 does not fit, ×2 does
+    observation, info = env.reset(seed=0)
+    controller = AdvisedController(env.action_spec, env.layout, 1)
+    offered = []
+
+    class Asked(Says):
+        def choose(self, facts: HostFacts, price: float) -> int:
+            offered.extend(facts.parameters)
+            return offered[-1]
+
+    controller.advisor = Asked(1)
+    controller.begin()
+    (action,) = controller.act(observation, info["action_mask"])
+    assert offered[:2] == [1, 2]
+    assert 8 not in offered
+    assert action[0] == Op.GERMINATE
 
 
 def test_a_copied_state_goes_on_with_the_same_plan(says: Says) -> None:

@@ -51,6 +51,12 @@ def growing(controller: str = "schedule", **sections: dict[str, Any]) -> Trainin
     )
 
 
+MERGING = {
+    "n_envs": 3,
+    "merge": True,
+    "slots": ["r0c0", "r2"],
+    "one_incubating": False,
+}
 CONFIGS = {
     "small": lambda: growing(
         "random",
@@ -68,26 +74,10 @@ CONFIGS = {
         "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
     ),
     "merging": lambda: growing(
-        "random",
-        run={"rounds": 1},
-        env={
-            "n_envs": 3,
-            "merge": True,
-            "slots": ["r0c0", "r2"],
-            "one_incubating": False,
-            "episode_length": 12,
-        },
+        "random", run={"rounds": 1}, env={**MERGING, "episode_length": 12}
     ),
     "editing": lambda: growing(
-        "random",
-        run={"rounds": 1},
-        env={
-            "n_envs": 3,
-            "merge": True,
-            "slots": ["r0c0", "r2"],
-            "one_incubating": False,
-            "edits_per_epoch": 4,
-        },
+        "random", run={"rounds": 1}, env={**MERGING, "edits_per_epoch": 4}
     ),
     "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"]}),
 }
