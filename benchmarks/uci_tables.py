@@ -14,7 +14,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import pyreadr
 
 from esper.data.task import default_folder
 
@@ -41,6 +40,8 @@ def main() -> None:
     folder = default_folder() / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     packages = parser.parse_args().folder
+    import pyreadr
+
     for name, (table, target) in TABLES.items():
         (file,) = packages.rglob(f"{table}.rda")
         frame = pyreadr.read_r(str(file))[table].dropna()
