@@ -10,7 +10,8 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``find_sites``: lists where a model can grow; ``FoundSite``: one such place.
 - ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
 - ``grow``: grows one host of a task; ``Grown``: its result.
-- ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did.
+- ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did; ``GrowthSummary``:
+  what all of them did.
 - ``export``, ``load_host``, ``accuracy``: save a grown network, load it as an ``nn.Module``, and evaluate it.
 - ``plain``: makes a grown network an ordinary module, which needs no Esper to be loaded, exported and run.
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from esper.files.grown_host import accuracy, export, load_host
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
+    from esper.grower.summary import GrowthSummary
     from esper.hosts.find import FoundSite, find_sites
     from esper.hosts.graft import graft
     from esper.hosts.plain import plain
@@ -50,6 +52,7 @@ _HOMES = {
     "Grower": "esper.grower.grower",
     "Grown": "esper.run.grown",
     "GrowthStep": "esper.grower.report",
+    "GrowthSummary": "esper.grower.summary",
     "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.telemetry",
@@ -75,6 +78,7 @@ __all__ = [
     "Grower",
     "Grown",
     "GrowthStep",
+    "GrowthSummary",
     "HostFamily",
     "RunSummary",
     "Split",

@@ -259,6 +259,11 @@ class EpisodeRules:
         of_slots = of_seeds + slots.merged_flops
         return np.asarray(of_slots.sum(axis=1))
 
+    def fossil_flops(self, slots: Slots) -> Floats:
+        """Returns the operations of all fossils of a host, merged ones included, a sample, [E]."""
+        of_fossils = np.where(slots.fossil, self.present.flops_of(slots), 0.0)
+        return np.asarray((of_fossils + slots.merged_flops).sum(axis=1))
+
     def share(self, parameters: Floats | Ints, flops: Floats) -> Floats:
         """Returns the size of seeds in sizes of the host, in that of both which rent is paid in."""
         reward = self.config.reward

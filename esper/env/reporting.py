@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from esper.config import EnvConfig
 from esper.core.action import ActionSpec, Op
-from esper.core.gates import GateResult, Gates, Place, germination_gate
+from esper.core.gates import GATES, GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
 from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
@@ -29,6 +29,9 @@ from esper.telemetry.event import (
 )
 from esper.training.counterfactual import Paired
 from esper.training.metrics import HOST
+
+if TYPE_CHECKING:
+    from esper.env.slot_env import SlotVectorEnv
 
 GRADIENTS = {
     "norm": "gradient_norm",
@@ -264,8 +267,6 @@ class Reporter:
         state = self.state
         slots = state.slots
         kept = np.flatnonzero(slots.fossil[env]).tolist()
-        of_seeds = rules.present.flops_of(slots)
-        fossil_flops = of_seeds[env, kept].sum() + slots.merged_flops[env].sum()
         fossils = {}
         for s in kept:
             fossils[self.spec.slots[s]] = self.spec.blueprints[slots.blueprint[env, s]]
@@ -284,7 +285,7 @@ class Reporter:
                 total_reward=float(state.total_reward[env]),
                 host_parameters=rules.choices.host_parameters,
                 host_flops=rules.choices.host_flops,
-                fossil_flops=float(fossil_flops),
+                fossil_flops=float(rules.fossil_flops(slots)[env]),
                 fossils=fossils,
                 merges=merges_of(slots, env, self.spec.slots),
                 rollbacks=int(state.rollbacks[env]),
@@ -396,3 +397,18 @@ def gradients_of(
         if owner != HOST:
             found[owner]["ratio"] = float(slots.gradient_ratio[place])
     return found
+
+
+def standing_of(env: SlotVectorEnv, controller: str) -> dict[str, str]:
+    """Returns what keeps each living seed of a single host from passing on, by slot."""
+    slots = env.state.slots
+    gates = Gates(slots, env.state.anomaly_pending, env.config.env.gates, env.loop.durations)
+    reasons = {}
+    for s in np.flatnonzero(slots.living[0]).tolist():
+        gate = GATES[SeedStage(int(slots.stage[0, s]))]
+        reason = gates.explain((0, s)).reason
+        words = f"gate {gate} was open, but {controller} did not let it pass"
+        if reason:
+            words = f"gate {gate} was closed: {reason}"
+        reasons[env.action_spec.slots[s]] = words
+    return reasons

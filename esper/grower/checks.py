@@ -18,7 +18,7 @@ from esper.core.state import Setting
 from esper.grower.gradients import Ranks
 from esper.hosts.sources import SitePath
 
-FORMAT = 6
+FORMAT = 7
 """Format of a Grower's state."""
 
 

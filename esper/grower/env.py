@@ -23,6 +23,7 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
 from esper.telemetry.event import Event
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
 
 logger = logging.getLogger(__name__)
@@ -157,11 +158,10 @@ class LoopEnv(SlotVectorEnv):
         )
         self.configure(learns=False)  # one episode
         self.known = baseline
-        self.removed: dict[str, str] = {}
-        """The last seed that was removed from each slot, in words."""
         self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
         self.rules = self.prepare()
+        self.score_unit = ScoreUnit("score", "", "", backend.points)
 
     def _no_growth(self) -> Baseline:
         return self._curve()
@@ -218,21 +218,15 @@ class LoopEnv(SlotVectorEnv):
         self._remember()
         return self._result(self.rules, idle, ~idle)[0]
 
-    def note_removed(self, slot: str, words: str) -> None:
-        """Remembers the last seed that was removed from ``slot``, with the reason."""
-        self.removed[slot] = words
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["without_seeds"] = copied(self.without_seeds)
         state["setting"] = asdict(self.setting)
         state["first"] = _saved(self.choices, self.action_spec)
-        state["removed"] = dict(self.removed)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
-        self.removed = dict(state["removed"])
         super().load_state_dict(state)
         self._know(Setting(**state["setting"]))
         self.rules = replace(self.rules, baseline=self._curve())

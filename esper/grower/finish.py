@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.grower.merging import merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
+from esper.grower.summary import env_of, summary_of
 from esper.hosts.container import release
 from esper.hosts.example import coarsest_dtype, difference
-from esper.hosts.merge import merge_all
+from esper.hosts.merge import merge_all, warn_unmerged
 from esper.hosts.seed_hook import COPIES, SeedHook, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import changed_by, same_parameters
+
+if TYPE_CHECKING:
+    from esper.grower.grower import Grower
+
+
+def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
+    """Ends the growth of a loop, for :meth:`Grower.finish`; with an ``optimizer``, seeds become parts of the layers.
+
+    Raises RuntimeError if the loop never stepped.
+    """
+    summary = summary_of(grower)
+    env = env_of(grower)
+    env.backend.host.drop_unkept()
+    warn_unmerged(finish(grower.hooks, optimizer))
+    env.close()
+    parameters = sum(p.numel() for p in grower.model.parameters())
+    grower.record.summary = replace(summary, parameters=parameters)
+    if grower.log is not None:
+        grower.log.finish(env, parameters)
 
 
 def warn_of_copies(hooks: SiteHooks) -> None:

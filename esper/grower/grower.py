@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from esper.agents.controller import Controller
 from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
-from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import (
@@ -34,21 +32,20 @@ from esper.grower.gradients import plain_model
 from esper.grower.layouts import infer_layouts
 from esper.grower.merging import LoopMerger
 from esper.grower.optimizer import SeedGroups, SeedOptions, first_rate
-from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
+from esper.grower.record import LoopRecord
+from esper.grower.report import Evaluate, GrowthStep, report, slots_of
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import Between
 from esper.hosts.container import network_of
 from esper.hosts.find import Sites, named_sites
 from esper.hosts.layout import Layout, check_sites
-from esper.hosts.merge import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.sources import SitePath
-from esper.telemetry.event import ActionTaken, Event
+from esper.telemetry.event import Event
 
 if TYPE_CHECKING:
     from esper.grower.log import LoopLog
-
-logger = logging.getLogger(__name__)
+    from esper.grower.summary import GrowthSummary
 
 
 class Grower:
@@ -168,6 +165,7 @@ class Grower:
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
         self.governed = governor
+        self.record = LoopRecord(self.slots, sites, named)
         self.groups = SeedGroups(model, self.paths, optimizer, scheduler, options, self.config.task, ranks, scaler)
         self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
@@ -188,10 +186,9 @@ class Grower:
             self.log = log = LoopLog(folder, type(model).__name__, controller, points)
             self._listeners.insert(0, log.emit)
             self.hooks.passes.before_first = lambda: log.create(self.config)
-        self._events: list[Event] = []
-        self._refusals = {""}  # reasons that were said; that of a success is empty
         self._steps_before = 0
         self._incubated = False
+        self._first = ranks.first
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
@@ -259,29 +256,27 @@ class Grower:
         """
         self.hooks.follow(network_of(average, self.model))
 
-    def finish(self, merge: bool = False) -> nn.Module:
-        """Ends growth and returns the model with its kept seeds as ordinary submodules.
+    def summary(self) -> GrowthSummary:
+        """Returns what has grown so far, or until :meth:`finish`. Raises RuntimeError before the first :meth:`step`."""
+        from esper.grower.summary import summary_of
+
+        return summary_of(self)
+
+    def finish(self, merge: bool = False, quiet: bool = False) -> nn.Module:
+        """Ends growth, prints the :meth:`summary` and returns the model with its kept seeds as ordinary submodules.
 
         Seeds that are not kept are removed. The groups of kept seeds stay in the optimizer, so that the model can be
-        trained on.
-
-        With ``merge``, kept seeds become parts of the layers where that is possible, as in ``esper.plain``: widenings
-        more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones, with their
-        state; a warning says which seeds stay, and why. If nothing is kept, a log line says why.
+        trained on. With ``merge``, kept seeds become parts of the layers where that is possible, as in ``esper.plain``:
+        widenings more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones, with their
+        state; a warning says which seeds stay, and why. With ``quiet``, nothing is printed.
 
         Raises RuntimeError if :meth:`step` was never called.
         """
-        if self.env is None:
-            raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        if not self.kept and not self.merged:
-            logger.warning(why_nothing(self.env))
-        from esper.grower.finish import finish  # no loop needs it before
+        from esper.grower.finish import end_growth
 
-        self.env.backend.host.drop_unkept()
-        warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
-        self.env.close()
-        if self.log is not None:
-            self.log.finish(self.env, sum(p.numel() for p in self.model.parameters()))
+        end_growth(self, self.groups.optimizer if merge else None)
+        if self._first and not quiet:
+            print(self.summary())
         return self.model
 
     def close(self) -> None:
@@ -297,13 +292,13 @@ class Grower:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Blueprints of the seeds that were kept beside the layers, by slot."""
-        return _kept_in(self.hooks)
+        """Blueprints of the seeds that were kept beside the layers, by slot: by its site if ``sites`` has no names."""
+        return self.record.kept(self.hooks.sites)
 
     @property
     def merged(self) -> dict[str, tuple[str, ...]]:
         """Blueprints of the seeds that became a part of the layers before the end, in order, by slot."""
-        return {name: tuple(blueprints) for name, blueprints in self.merger.merged.items()}
+        return {self.record.names[name]: tuple(blueprints) for name, blueprints in self.merger.merged.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of growth: load it before those of the model, which may be wider, and of the optimizer."""
@@ -315,6 +310,7 @@ class Grower:
         }
         if self.env is not None:
             state["env"] = self.env.state_dict()
+            state["seeds"] = self.record.state_dict()
             state["controller"] = self.controller.memory_state()
         return state
 
@@ -332,6 +328,7 @@ class Grower:
         if "env" in state:
             _take_layers(self, state["env"]["hosts"])
             self._opened(state["env"]["first"]).load_state_dict(state["env"])
+            self.record.load_state_dict(state["seeds"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
@@ -349,7 +346,7 @@ class Grower:
         self.controller: Controller = controller_for(self._loaded_controller, self.config, env, env.run_seed)
         self.controller.begin()
         if saved is None and self.log is not None:
-            self.log.start(env)
+            self.log.start(env, tuple(self.record.names[slot] for slot in env.action_spec.slots))
         return env
 
 
@@ -372,20 +369,15 @@ def _decide(
     grower.epoch += epochs
     grower._steps_before = grower.groups.steps
     grower._incubated = False
-    before = slots_of(env, grower.points)
+    before = slots_of(env, grower.record)
     if not env.done[0]:
         env.play(grower.controller, observation)
-    events = grower._events
-    grower._events = []
-    return report(env, grower.epoch, grower.points, events, before)
+    return report(env, grower.epoch, grower.record, before)
 
 
 def _emit(grower: Grower, event: Event) -> None:
-    if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name:
-        if event.reason not in grower._refusals:
-            logger.warning("a seed was not planted: %s", event.reason)
-        grower._refusals.add(event.reason)
-    grower._events.append(event)
+    # The first decision of a loop that was not started early follows its first epoch.
+    event = grower.record.note(event, 1 - grower.started)
     for listen in grower._listeners:
         listen(event)
 
@@ -432,12 +424,3 @@ def _take_layers(grower: Grower, hosts: Mapping[str, Any]) -> None:
             between = Between(**hosts["between"][name])
         layout = Layout(*hosts["layouts"][name])
         grower.hooks.place(name, count, layout, between)
-
-
-def _kept_in(hooks: SiteHooks) -> dict[str, str]:
-    """Returns the blueprints of the kept seeds, by slot."""
-    kept = {}
-    for name, site in hooks.sites.items():
-        if site.fossil and site.planted is not None:
-            kept[name] = site.planted.blueprint.name
-    return kept

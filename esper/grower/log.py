@@ -62,8 +62,8 @@ class LoopLog:
         self.folder.create(self._named(config))
         self._open()
 
-    def start(self, env: LoopEnv) -> None:
-        """Reports the start, once the sites are known."""
+    def start(self, env: LoopEnv, slots: tuple[str, ...]) -> None:
+        """Reports the start, once the sites are known; ``slots`` are their names for users."""
         self.emit(
             RunStarted(
                 task=self.task,
@@ -74,7 +74,7 @@ class LoopLog:
                 episode_length=env.horizon,
                 host_parameters=env.host_parameters,
                 host_flops=env.choices.host_flops,
-                slots=env.action_spec.slots,
+                slots=slots,
                 blueprints=env.action_spec.blueprints,
                 tier=None,
                 precision=None,

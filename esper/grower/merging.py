@@ -261,14 +261,14 @@ class LoopMerger:
 
 
 def refuse_merges(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError if these arguments of a Grower let it merge seeds before the end."""
+    """Raises ConfigError if the config among these arguments of a Grower lets it merge seeds before the end."""
     config = options.get("config") or {}
     if not isinstance(config, TrainingConfig):
         config = TrainingConfig.parse(dict(config))
-    if options.get("merge") or config.env.merge:
+    if config.env.merge:
         raise ConfigError(
-            "merge does not work in a Trainer, whose checkpoints load into a model of the first widths: leave it out, "
-            "or use esper.Grower in a loop of your own"
+            "env.merge does not work in a Trainer, whose checkpoints load into a model of the first widths: pass "
+            "merge=True to the callback, which merges at the end, or use esper.Grower in a loop of your own"
         )
 
 

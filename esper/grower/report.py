@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.config import Durations
-from esper.core.action import TEMPOS
+from esper.core.blueprints.source import SHARES, units_of, width_at
+from esper.core.site import Site
 from esper.core.stage import SeedStage
-from esper.telemetry.event import CAUSES, ActionTaken, Event, GovernorRollback, StageChanged
+from esper.grower.record import LoopRecord
+from esper.telemetry.event import ActionTaken, GovernorRollback, StageChanged
 from esper.training.metrics import HOST, GradientSummary
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ class SlotReport:
     ``config.env.counterfactual_every`` is set."""
     trial: float | None
     """Score with this incubating seed at its target alpha minus score without it."""
+    units: tuple[int, int] | None
+    """Units of the layer before and with this widening; None if it is none."""
     removed: str
     """The last seed that was removed from the slot, with the reason and what was measured of it; empty if none was."""
     merges: int = 0
@@ -235,8 +238,11 @@ class GrowthStep:
         seed = f"{change.blueprint} in {change.slot}"
         if change.cause == "merged":
             return f"merged {seed} into its layers"
+        if slot.units is not None:
+            seed += f", {slot.units[0]:,} -> {slot.units[1]:,} units"
         if change.before == SeedStage.DORMANT.name:
-            planted = f"planted {seed} ({slot.path}), {slot.parameters:,} parameters"
+            where = "" if slot.path == change.slot else f" ({slot.path})"
+            planted = f"planted {seed}{where}, {slot.parameters:,} parameters"
             if change.after == SeedStage.FOSSILIZED.name:
                 planted += ", kept at once"
             return planted
@@ -257,86 +263,86 @@ class GrowthStep:
 def report(
     env: LoopEnv,
     epoch: int,
-    points: float,
-    events: Sequence[Event],
+    record: LoopRecord,
     before: Mapping[str, SlotReport],
 ) -> GrowthStep:
     """Returns the report of ``epoch``.
 
     Args:
-        points: percentage points in a unit of the score.
+        record: the events of the step, and the seeds, which get what the report knows of them.
         before: the slots before the controller acted, with what was measured of their seeds.
     """
     state = env.state
-    changes = tuple(event for event in events if isinstance(event, StageChanged))
-    for change in changes:
-        if change.after == SeedStage.PRUNED.name:
-            cause = CAUSES.get(change.cause, change.cause)
-            measured = _behind_comma(before[change.slot].measured)
-            env.note_removed(change.slot, f"{change.blueprint}, {cause}{measured}")
+    life = record.life
+    events = record.take()
+    points = env.backend.points
+    for name, slot in before.items():
+        seed = life.newest(name)
+        if seed is not None and slot.trial is not None:
+            seed.trial = points * slot.trial
+    slots = slots_of(env, record)
+    for name, slot in slots.items():
+        if name in life.present and slot.units is not None:
+            life.present[name].units = slot.units
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
         committed=float(state.committed[0]) / points,
         without_seeds=_known(state.all_off[0], points),
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
-        changes=changes,
-        slots=slots_of(env, points),
+        changes=tuple(event for event in events if isinstance(event, StageChanged)),
+        slots=slots,
         rollback=next((event for event in events if isinstance(event, GovernorRollback)), None),
         done=bool(env.done[0]),
     )
 
 
-def slots_of(env: LoopEnv, points: float) -> dict[str, SlotReport]:
+def slots_of(env: LoopEnv, record: LoopRecord) -> dict[str, SlotReport]:
     """Returns the present state of each slot."""
     slots = {}
-    for s, name in enumerate(env.action_spec.slots):
-        slots[name] = _slot(env, s, points)
+    for s, slot in enumerate(env.action_spec.slots):
+        name = record.names[slot]
+        removed = [seed for seed in record.life.seeds if seed.slot == name and seed.removed]
+        words = ""
+        if removed:
+            gone = removed[-1]
+            measured = gone.measured(env.score_unit)
+            words = f"{gone.blueprint}, {gone.removed}{measured}"
+        slots[name] = _slot(env, s, words)
     return slots
 
 
-def why_nothing(env: LoopEnv) -> str:
-    """Returns a sentence that says why no seed was kept."""
-    spec = env.action_spec
-    slots = env.state.slots
-    reasons = [f"{name} held {words}" for name, words in env.removed.items()]
-    for s, name in enumerate(spec.slots):
-        if slots.living[0, s]:
-            stage = SeedStage(slots.stage[0, s]).name
-            blueprint = spec.blueprints[slots.blueprint[0, s]]
-            reasons.append(f"{blueprint} in {name} was still in {stage} at the end")
-    if not reasons:
-        reasons.append(f"none was planted{_too_short(env)}")
-    return f"no seed is kept: {'; '.join(reasons)}"
-
-
-def _too_short(env: LoopEnv) -> str:
-    """Returns words for a horizon in which no seed can be tried, blended in and kept; "" for a longer one."""
-    epochs = env.config.env.episode_length
-    needed = 2 + Durations.of(env.config, epochs).min_training_epochs + min(TEMPOS)
-    if epochs >= needed:
-        return ""
-    return f": a seed that is tried needs {needed} decisions to be kept, and the horizon has {epochs}"
-
-
-def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
+def _slot(env: LoopEnv, s: int, removed: str) -> SlotReport:
     slots = env.state.slots
     at = (0, s)
+    points = env.backend.points
     index = int(slots.blueprint[at])
-    name = env.action_spec.slots[s]
-    seed = env.backend.sites[s].planted
+    site = env.backend.sites[s]
+    seed = site.planted
     return SlotReport(
-        path=str(env.backend.hooks.paths[name]),
+        path=str(env.backend.hooks.paths[env.action_spec.slots[s]]),
         stage=SeedStage(slots.stage[at]).name,
         blueprint=env.action_spec.blueprints[index] if index >= 0 else None,
         parameters=int(slots.parameters[at]),
         alpha=float(slots.alpha_on[at]),
         contribution=_known(slots.contribution[at], points),
         trial=_known(slots.trial[at], points),
-        removed=env.removed.get(name, ""),
+        units=units_in(site),
+        removed=removed,
         merges=int(slots.merges[at]),
         stays="" if seed is None else seed.stays,
     )
+
+
+def units_in(site: Site) -> tuple[int, int] | None:
+    """Returns the units of a layer before and after the widening that is planted at its site; None without one."""
+    seed = site.planted
+    if seed is None or seed.blueprint.name not in SHARES or not site.place.layers:
+        return None
+    units = width_at(site.place)
+    share = SHARES[seed.blueprint.name]
+    more = units_of(share, site.place.layers[0])
+    return units, units + more
 
 
 def _known(value: float, points: float) -> float | None:

@@ -6,6 +6,7 @@ warning. It stops at a quantization config that names no method. The hack: the s
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import MutableMapping
@@ -143,6 +144,46 @@ def note_seeds(network: nn.Module) -> None:
             config.quantization_config = {"needs": NEEDS, "seeds": seeds}
         elif old is not None:
             del config.quantization_config
+        if not seeds:
+            _note_widths(model, config)
+
+
+def _note_widths(model: nn.Module, config: Any) -> None:
+    """Gives the ``config`` of a model whose seeds have all merged the width that its layers have now.
+
+    A config has one width for all blocks: the entry is looked for with which the model's class makes layers of these
+    shapes. Without such an entry the config stays, and ``from_pretrained`` of transformers refuses the shapes.
+    """
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    made = _made_shapes(model, config)
+    pairs = set()
+    for name, shape in shapes.items():
+        pairs |= {(a, b) for a, b in zip(made.get(name, shape), shape, strict=False) if a != b}
+    if len(pairs) != 1:
+        return  # the same shapes, or several widths
+    before, after = pairs.pop()
+    for key, value in config.to_dict().items():
+        if value != before and key not in UNSET_WIDTHS:
+            continue
+        setattr(config, key, after)
+        if _made_shapes(model, config) == shapes:
+            return
+        setattr(config, key, value)
+
+
+UNSET_WIDTHS = ("n_inner",)
+"""Entries of configs that have a width only if it is not the default."""
+
+
+def _made_shapes(model: nn.Module, config: Any) -> dict[str, torch.Size]:
+    """Returns the shapes of the parameters of a new model; {} if a config alone makes none, as of PEFT's classes."""
+    make: Any = type(model)
+    try:
+        with torch.device("meta"):
+            new = make(copy.deepcopy(config))
+    except Exception:  # whatever a config or a class runs into
+        return {}
+    return {name: p.shape for name, p in new.named_parameters()}
 
 
 def _warn_unnoted(model: nn.Module) -> None:

@@ -33,7 +33,10 @@ class GrowthCallback(Callback):
         sites: paths of submodules, as in :func:`esper.graft`, in the LightningModule.
         score: maps the module and a validation batch to the scores of its samples, [n], higher is better.
         horizon: number of validations; None: ``max_epochs``, with one validation in each epoch.
+        merge: whether kept seeds become a part of the layers when ``fit`` ends, where they can.
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
+
+    Loggers of the Trainer get ``growth/...`` after each validation, see :meth:`GrowthSummary.scalars`.
     """
 
     def __init__(
@@ -41,11 +44,14 @@ class GrowthCallback(Callback):
         sites: Sites,
         score: Callable[..., Tensor],
         horizon: int | None = None,
+        *,
+        merge: bool = False,
         **options: Any,
     ) -> None:
         self.sites = sites
         self.score = score
         self.horizon = horizon
+        self.merge = merge
         refuse_merges(options)
         self.options = options
         self.grower: Grower | None = None
@@ -119,10 +125,12 @@ class GrowthCallback(Callback):
 
         with torch.inference_mode(False):  # new seeds are trained
             self.steps.append(grower.step(evaluate))
+        _log(trainer, grower.summary().scalars())
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.grower is not None and self.grower.env is not None:
-            self.grower.finish()
+            self.grower.finish(self.merge)
+            _log(trainer, self.grower.summary().scalars())
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state = None
@@ -137,6 +145,11 @@ class GrowthCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
+
+
+def _log(trainer: Trainer, scalars: dict[str, float]) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(scalars, step=trainer.global_step)
 
 
 def _require_no_averages(trainer: Any) -> None:

@@ -31,7 +31,11 @@ class GrowthTrainerCallback(TrainerCallback):
         score: maps the model and a batch of the evaluation data to the scores of its samples, [n], higher is better.
         horizon: number of evaluations; None: as many as the arguments of the Trainer plan.
         checkpoint: folder of the checkpoint that is resumed; None: that of the step in the output folder.
+        merge: whether kept seeds become a part of the layers when training ends, where they can.
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
+
+    ``growth/...`` of each evaluation is in the ``log_history`` of the Trainer's state, see
+    :meth:`GrowthSummary.scalars`; reporters that the Trainer calls after this callback get it with the next log.
     """
 
     def __init__(
@@ -40,16 +44,20 @@ class GrowthTrainerCallback(TrainerCallback):
         score: Callable[..., Tensor],
         horizon: int | None = None,
         checkpoint: Path | str | None = None,
+        *,
+        merge: bool = False,
         **options: Any,
     ) -> None:
         self.sites = sites
         self.score = score
         self.horizon = horizon
         self.checkpoint = checkpoint
+        self.merge = merge
         refuse_merges(options)
         self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []  # since the start of training
+        self._scalars: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         """Makes the Grower. Raises ConfigError if it cannot work here, or the checkpoint lacks the growth."""
@@ -93,6 +101,15 @@ class GrowthTrainerCallback(TrainerCallback):
         if state.global_step != self._step:
             self._step = state.global_step
             self.steps.append(grower.step(evaluate))
+            self._log(state, grower.summary().scalars())
+
+    def _log(self, state: Any, scalars: dict[str, float]) -> None:
+        state.log_history.append({"epoch": state.epoch, "step": state.global_step, **scalars})
+        self._scalars = scalars
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_has: Any) -> None:
+        if logs is not None:
+            logs.update(self._scalars)
 
     def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is None:
@@ -105,7 +122,8 @@ class GrowthTrainerCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is not None:
             self._hook.remove()
-            self.grower.finish()
+            self.grower.finish(self.merge)
+            self._log(state, self.grower.summary().scalars())
 
 
 def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
-from esper.core.gates import GATES, Gates
-from esper.core.stage import SeedStage
 from esper.data.task import Task
 from esper.env.make import EnvMaker
+from esper.env.reporting import standing_of
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.grown_host import committed_network, export
@@ -244,18 +241,9 @@ def _tried(
 ) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
     life = view.lives.get((0, 0), Life(0, 0))  # empty after a full disk
-    slots = env.state.slots
-    gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
-    for s in np.flatnonzero(slots.living[0]).tolist():
-        seed = life.present.get(env.action_spec.slots[s])
-        if seed is None:  # its germination is missing in the log, such as after a full disk
-            continue
-        gate = GATES[SeedStage(int(slots.stage[0, s]))]
-        reason = gates.explain((0, s)).reason
-        if reason:
-            seed.standing = f"gate {gate} was closed: {reason}"
-        else:
-            seed.standing = f"gate {gate} was open, but {config.run.controller} did not let it pass"
+    for slot, reason in standing_of(env, config.run.controller).items():
+        if slot in life.present:  # a germination may be missing in the log, such as after a full disk
+            life.present[slot].standing = reason
     return tuple(life.seeds)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from esper.telemetry.event import CAUSES, ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -47,6 +48,19 @@ class TriedSeed:
     """Epoch at which it became a part of the host's layers; None if it did not."""
     released: int | None = None
     """Epoch from which its units were taken out of these layers again; None if they were not."""
+    trial: float | None = None
+    """Accuracy with it at its target alpha minus accuracy without it, before it was blended in; None if unknown."""
+    units: tuple[int, int] | None = None
+    """Units of its layer before and with it, if it is a widening and they are known."""
+
+    @property
+    def name(self) -> str:
+        """Its blueprint and its slot, and of a widening the units."""
+        words = f"{self.blueprint} in {self.slot}"
+        if self.units is not None:
+            before, after = self.units
+            words += f", {before:,} -> {after:,} units"
+        return words
 
     @property
     def kept(self) -> bool:
@@ -82,7 +96,16 @@ class TriedSeed:
 
     def words(self, score: ScoreUnit) -> str:
         """Describes the seed, with its contribution in the unit of the score."""
-        words = f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}"
+        planted = f"planted at epoch {self.planted}, "
+        if self.kept and self.until == self.planted:
+            planted = "planted and "
+        return f"{self.name}: {planted}{self.end}{self.measured(score)}"
+
+    def measured(self, score: ScoreUnit) -> str:
+        """Describes what was measured of it, behind a comma; "" for nothing."""
+        words = ""
+        if self.trial is not None:
+            words += f", trial {score.difference(self.trial)}"
         if self.contribution is not None:
             words += f", contribution {score.difference(self.contribution)}"
         if self.contribution_error is not None:
@@ -133,6 +156,23 @@ class Life:
     """By epoch, the width of the layer at each slot of which seeds are in the layers, in units of its first width."""
     _fossil_parameters: int = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the seeds, of a host whose layers give up no units, as JSON."""
+        return {
+            "seeds": list(map(asdict, self.seeds)),
+            "fossil_parameters": self._fossil_parameters,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        from esper.telemetry.records import build  # only a loop that is resumed needs it
+
+        self.seeds = [build(TriedSeed, seed) for seed in state["seeds"]]
+        self.present = {}
+        for seed in self.seeds:
+            if seed.merged is None and seed.cause is None:
+                self.present[seed.slot] = seed
+        self._fossil_parameters = state["fossil_parameters"]
+
     def handle(self, event: Event) -> None:
         """Takes one event of this host; irrelevant ones are ignored."""
         match event:
@@ -148,6 +188,10 @@ class Life:
                 seed.refusal = event.reason
             case GovernorRollback():
                 self.rollbacks.append(event.epoch)
+
+    def newest(self, slot: str) -> TriedSeed | None:
+        """Returns the seed that was planted last in a slot; None without one."""
+        return next((seed for seed in reversed(self.seeds) if seed.slot == slot), None)
 
     def in_layers(self, slot: str) -> list[TriedSeed]:
         """Returns the seeds of a slot that are a part of its layers, in order."""

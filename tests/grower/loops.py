@@ -15,6 +15,7 @@ from esper.core.action import Op
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
+from esper.hosts.find import Sites
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}
 SAMPLES, BATCH = 64, 16
@@ -120,7 +121,7 @@ class Loop:
         early: bool = False,
         step: Callable[[Loop, Tensor, Tensor], None] | None = None,
         make_scheduler: Callable[[Any], Any] | None = None,
-        sites: Mapping[str, str] = SITES,
+        sites: Sites = SITES,
         **arguments: Any,
     ) -> None:
         self.model = net() if model is None else model

@@ -431,13 +431,8 @@ def test_a_widening_around_an_activation_with_a_seed_has_the_activation_alone() 
 
 def test_a_trainer_of_a_library_is_refused() -> None:
     refuse_merges({"config": {"env": {"merge": False}}, "governor": True})
-    options: list[dict[str, Any]] = [
-        {"merge": True},
-        {"config": {"env": {"merge": True}}},
-    ]
-    for wanted in options:
-        with pytest.raises(ConfigError, match="merge does not work in a Trainer"):
-            refuse_merges(wanted)
+    with pytest.raises(ConfigError, match=r"env\.merge does not work in a Trainer"):
+        refuse_merges({"config": {"env": {"merge": True}}})
 
 
 def test_changes_of_a_layers_weights_are_merged_again_and_again() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -135,34 +133,16 @@ def test_what_was_removed_is_known_after_a_resume() -> None:
     )
     loop, other = Loop(controller=controller).run(6), Loop(controller=controller)
     other.grower.load_state_dict(loop.grower.state_dict())
-    assert other.grower.env is not None
-    assert other.grower.env.removed == {"r0c0": loop.steps[-1].slots["r0c0"].removed}
+    other.epoch = 6
+    other.run(1)
+    assert (
+        other.steps[-1].slots["r0c0"].removed
+        == loop.steps[-1].slots["r0c0"].removed
+        != ""
+    )
 
 
 def test_a_refused_action_says_why() -> None:
     actions = {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 2: do(Op.ADVANCE, "r0c0")}
     told = lines(Loop(controller=script(actions)).run(4))
     assert "; ADVANCE in r0c0 is refused: " in told[2]
-
-
-@pytest.mark.parametrize(
-    ("actions", "words"),
-    [
-        (
-            {},
-            "none was planted: a seed that is tried needs 7 decisions to be kept, and the horizon has 5",
-        ),
-        ({0: plant("r0c0")}, "in r0c0 was still in GERMINATED at the end"),
-        (
-            {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")},
-            "no seed is kept: r0c0 held ",
-        ),
-    ],
-)
-def test_the_end_says_why_nothing_was_kept(
-    actions: Any, words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop = Loop(controller=script(actions), epochs=6).run()
-    with caplog.at_level(logging.WARNING):
-        loop.grower.finish()
-    assert words in caplog.text

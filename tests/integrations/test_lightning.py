@@ -23,8 +23,10 @@ from tests.grower.loops import (
     X,
     Y,
     net,
+    plant,
     same,
     scores,
+    script,
     weights,
 )
 
@@ -88,11 +90,10 @@ def fit(
     )
     trainer = pl.Trainer(
         callbacks=[saves, callback, *beside],
-        logger=False,
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"max_epochs": EPOCHS, "devices": 1, **options},
+        **{"max_epochs": EPOCHS, "devices": 1, "logger": False, **options},
     )
     trainer.fit(module, data(), data(), ckpt_path=path)
     return module, trainer
@@ -242,3 +243,43 @@ def test_a_checkpoint_of_any_epoch_is_tested_with_the_seeds_that_were_on_then(
         with torch.no_grad():
             assert torch.equal(module.net.eval()(X), seen[epoch])
     assert {hook.name for _, _, hook in hooks_of(module)} == {"r0c0"}
+
+
+class Called(Module):
+    """A module that is called itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, _index: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+class Numbers(pl.loggers.logger.DummyLogger):  # type: ignore[misc]
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, float]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.seen.append(metrics)
+
+
+def test_loggers_get_the_numbers_of_growth_and_seeds_merge_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = Numbers()
+    callback = GrowthCallback(
+        ["net.body.0 -> net.body.2"],
+        lambda module, batch: module(batch[0]).argmax(1) == batch[1],
+        merge=True,
+        controller=script({0: plant("r2c0", "widen_half")}),
+        topology="mlp",
+    )
+    module, _ = fit(tmp_path, callback, Called(), max_epochs=4, logger=numbers)
+    assert module.net.body[0].out_features == 18
+    of_growth = [one for one in numbers.seen if "growth/kept" in one]
+    assert len(of_growth) == 5, "after each validation, and at the end"
+    assert of_growth[-1]["growth/units/net.body.0"] == 18
+    assert "net.body.0: 12 -> 18 units" in capsys.readouterr().out

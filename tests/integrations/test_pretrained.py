@@ -165,3 +165,70 @@ def test_a_model_whose_config_cannot_name_seeds_warns_that_they_would_be_left_ou
         grower.step(lambda _model: 0.5)
     with pytest.warns(UserWarning, match="from_pretrained.. would leave them out"):
         grower.finish()
+
+
+WIDEN = {
+    gpt2: "transformer.h.{}.mlp.c_fc -> transformer.h.{}.mlp.c_proj",
+    llama: "model.layers.{}.mlp -> model.layers.{}.mlp",
+}
+LORA = {
+    gpt2: "transformer.h.1.attn.c_attn -> transformer.h.1.attn.c_attn",
+    llama: "model.layers.1.self_attn.q_proj -> model.layers.1.self_attn.q_proj",
+}
+
+
+def merged(make: Any, sites: dict[str, str], plants: dict[int, Any]) -> Any:
+    """A model whose seeds have all become parts of its layers."""
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    config = LENIENT.with_values(env={"at_once": True})
+    grower = esper.Grower(
+        model,
+        sites,
+        optimizer,
+        script(plants),
+        4,
+        topology="transformer",
+        config=config,
+    )
+    for _ in range(4):
+        model.train()
+        optimizer.zero_grad()
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        grower.step(lambda model: float(-model.eval()(IDS, labels=IDS).loss))
+    return grower.finish(merge=True).eval()
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_model_whose_seeds_have_all_merged_is_saved_as_an_ordinary_one(
+    make: Any, tmp_path: Path
+) -> None:
+    network = merged(make, {"r3c0": LORA[make]}, {0: plant("r3c0", "lora_2")})
+    network.save_pretrained(tmp_path)
+    back = type(network).from_pretrained(tmp_path).eval()
+    assert torch.equal(back(IDS).logits, network(IDS).logits)
+    assert "quantization_config" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_the_config_of_a_merged_model_has_the_width_that_all_its_blocks_have(
+    make: Any, tmp_path: Path
+) -> None:
+    sites = {f"r2c{n}": WIDEN[make].format(n, n) for n in range(2)}
+    plants = {n: plant(f"r2c{n}", "widen_half") for n in range(2)}
+    network = merged(make, sites, plants)
+    network.save_pretrained(tmp_path)
+    back = type(network).from_pretrained(tmp_path).eval()
+    assert torch.equal(back(IDS).logits, network(IDS).logits)
+
+
+def test_blocks_of_different_widths_are_refused_by_others_and_loaded_by_esper(
+    tmp_path: Path,
+) -> None:
+    network = merged(
+        gpt2, {"r2c0": WIDEN[gpt2].format(0, 0)}, {0: plant("r2c0", "widen_half")}
+    )
+    network.save_pretrained(tmp_path)
+    with pytest.raises((RuntimeError, ValueError)):
+        GPT2LMHeadModel.from_pretrained(tmp_path)

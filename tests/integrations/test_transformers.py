@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import esper
-from tests.grower.loops import BATCH, GROWS, LENIENT, SITES, X, Y, net, same, weights
+from tests.grower.loops import (
+    BATCH,
+    GROWS,
+    LENIENT,
+    SITES,
+    X,
+    Y,
+    net,
+    plant,
+    same,
+    script,
+    weights,
+)
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -149,3 +161,21 @@ def test_impossible_arguments_are_refused_before_training(
 ) -> None:
     with pytest.raises(esper.ConfigError, match=reason):
         train(tmp_path, growth(), **options)
+
+
+def test_the_log_has_the_numbers_of_growth_and_seeds_merge_at_the_end(
+    tmp_path: Path,
+) -> None:
+    callback = GrowthTrainerCallback(
+        ["net.body.0 -> net.body.2"],
+        right,
+        merge=True,
+        controller=script({0: plant("r2c0", "widen_half")}),
+        topology="mlp",
+    )
+    trainer = train(tmp_path, callback, num_train_epochs=4)
+    assert trainer.model.net.body[0].out_features == 18
+    assert not any("grown_seeds." in name for name in trainer.model.state_dict())
+    of_growth = [one for one in trainer.state.log_history if "growth/kept" in one]
+    assert len(of_growth) == 5, "after each evaluation, and at the end"
+    assert of_growth[-1]["growth/units/net.body.0"] == 18
