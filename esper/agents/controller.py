@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
-from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.core.action import HEADS, RELEVANT, ActionSpec, Op, integers_of
 from esper.core.arrays import Bools, Float32s, Floats, Ints
 from esper.core.observation import ObservationLayout
 from esper.core.stage import STAGES, SeedStage
@@ -98,7 +98,12 @@ class PerEnvController(ABC):
             masks_of_env = {name: mask[env] for name, mask in masks.items()}
             view = EnvView(self.spec, self.layout, observation[env], masks_of_env)
             if not view.edited or self.acts_again(env, view):
-                actions[env] = self.choose(env, view)  # else WAIT
+                action = integers_of(self.choose(env, view))
+                if action.shape != actions[env].shape:
+                    raise ValueError(
+                        f"choose() returned an action of shape {action.shape}, expected {actions[env].shape}"
+                    )
+                actions[env] = action  # else WAIT
             self.steps[env] += 1
         return actions
 

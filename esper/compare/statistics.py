@@ -29,6 +29,9 @@ MIN_PAIRS = 10
 """Min pairs needed to name a winner."""
 MIN_SEEDS = 5
 """Min training seeds needed to name a winner, if they are the unit of evidence."""
+SMALLEST_P = 2.0**-52
+"""Smallest p value of a test that computes one in float64, which rounds to it: p is never 0."""
+
 MAX_EXACT_PAIRS = 16
 """Max pairs for which the sign-flip test enumerates every assignment (at most 2^15: the last sign is fixed)."""
 
@@ -175,7 +178,7 @@ def compare_pairs(
         interval=interval,
         p_value=p_value,
         mann_whitney_u=float(mann_whitney.statistic),
-        mann_whitney_p=float(mann_whitney.pvalue),
+        mann_whitney_p=max(SMALLEST_P, float(mann_whitney.pvalue)),
         wins=int((left > right).sum()),
         ties=int((left == right).sum()),
         losses=int((left < right).sum()),
@@ -192,16 +195,19 @@ def seed_means(values: Floats, train_seeds: int | None) -> Floats:
 
 
 def t_test(differences: Values) -> float:
-    """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros, 0 for equal others."""
+    """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros.
+
+    Of equal others it is ``SMALLEST_P``.
+    """
     values = _finite(differences, "differences")
     n = len(values)
     if n == 1 or not values.any():
         return 1.0
     std = _sample_std(values)
     if not std:
-        return 0.0
+        return SMALLEST_P
     t = abs(values.mean()) * math.sqrt(n) / std
-    return float(2 * scipy.stats.t.sf(t, n - 1))
+    return max(SMALLEST_P, float(2 * scipy.stats.t.sf(t, n - 1)))
 
 
 def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) -> float:

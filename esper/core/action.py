@@ -104,6 +104,8 @@ class ActionSpec:
             "alpha_speed": alpha_speed,
             "alpha_curve": alpha_curve,
         }
+        if op not in tuple(Op):
+            raise ValueError(f"op {op!r} is not one of: {', '.join(f'Op.{name}' for name in Op.__members__)}")
         action = np.zeros(len(HEADS), dtype=np.int64)
         action[0] = op
         # In the order of HEADS, so that the first wrong value is the one that is named.
@@ -147,6 +149,26 @@ class ActionSpec:
         if value not in choices:
             raise ValueError(f"{head} {value!r} is not one of: {', '.join(map(str, choices))}")
         return choices.index(value)
+
+
+def integers_of(actions: Any) -> Ints:
+    """Returns indices of choices as int64, of any shape; they may be in tensors or lists.
+
+    Raises ValueError for anything but integers: a fraction or a truth value would silently choose something else.
+    """
+    values = actions
+    if isinstance(values, list | tuple):
+        values = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in values]
+    elif hasattr(values, "detach"):  # a tensor, which may lie on a GPU or need gradients
+        values = values.tolist()
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of several lengths
+        raise ValueError(f"actions must be one array of integers, not {actions!r}") from None
+    integers = array.astype(np.int64) if array.dtype.kind in "iu" else None
+    if integers is None or (integers != array).any():
+        raise ValueError(f"actions must be integers, not {actions!r}")
+    return integers
 
 
 def joint_actions(spec: ActionSpec) -> Ints:

@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.core.action import ActionSpec, joint_actions
+from esper.core.action import ActionSpec, integers_of, joint_actions
 from esper.core.arrays import Bools, Float32s, Ints
 from esper.core.mask import legal_joint_actions
 from esper.env.slot_env import Info
@@ -30,13 +30,18 @@ class FlatTable:
         self.actions = joint_actions(spec)
         self.space = Discrete(len(self.actions))
 
-    def look_up(self, chosen: Any) -> Ints:
-        """Returns the actions [..., 8] of indices [...]. Raises ValueError for an index out of range."""
-        numbers = np.asarray(chosen)
+    def look_up(self, chosen: Any, shape: tuple[int, ...] = ()) -> Ints:
+        """Returns the actions [*shape, 8] of indices of this ``shape``. Raises ValueError for anything else."""
         last = len(self.actions) - 1
-        integers = np.issubdtype(numbers.dtype, np.integer)
-        if not integers or (numbers < 0).any() or (numbers > last).any():
-            raise ValueError(f"an action must be an integer from 0 to {last}, not {chosen!r}")
+        what = "an action must be an integer"
+        if shape:
+            what = f"actions must be {shape[0]} integers, each"
+        try:
+            numbers = integers_of(chosen)
+        except ValueError:
+            raise ValueError(f"{what} from 0 to {last}, not {chosen!r}") from None
+        if numbers.shape != shape or (numbers < 0).any() or (numbers > last).any():
+            raise ValueError(f"{what} from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 
     def legal(self, masks: Info) -> NDArray[np.int8]:
@@ -110,7 +115,7 @@ class FlatActionVector(VectorWrapperOfActions):
 
     def step(self, actions: Ints) -> tuple[Float32s, NDArray[Any], NDArray[Any], NDArray[Any], Info]:
         """Executes the joint actions at these indices [E]. Raises ValueError for an index out of range."""
-        observation, rewards, terminated, truncated, info = self.env.step(self.table.look_up(actions))
+        observation, rewards, terminated, truncated, info = self.env.step(self.table.look_up(actions, (self.num_envs,)))
         return observation, rewards, terminated, truncated, self._flat(info)
 
     def action_masks(self) -> Bools:

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from esper.core.action import integers_of
 from esper.core.arrays import Bools, Float32s, Ints
 from esper.env.slot_env import Info, SlotVectorEnv
 from esper.training.rng import accepted_seed
@@ -59,11 +60,12 @@ class SingleEnv(gymnasium.Env[Float32s, Ints]):
     def step(self, action: Ints) -> tuple[Float32s, float, bool, bool, Info]:
         """Executes an action and trains the host for one epoch.
 
-        Raises ResetNeeded if no episode is going on, and ValueError for an action of another shape or out of range.
+        Raises ResetNeeded if no episode is going on, and ValueError for an action of another shape, out of range, or
+        of anything but integers.
         """
         if self.env.done[0]:
             raise gymnasium.error.ResetNeeded("no episode is going on; call reset() first")
-        action = np.asarray(action)
+        action = integers_of(action)
         if action.shape != self.action_space.shape:
             raise ValueError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
         observation, rewards, terminated, truncated, info = self.env.step(action[None])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
-from esper.core.action import HEADS, ActionSpec, Op
+from esper.core.action import HEADS, ActionSpec, Op, integers_of
 from esper.core.arrays import Float32s
 from esper.core.gather import Gatherer
 from esper.core.legal import legal_actions
@@ -261,12 +261,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         float64 [E], flags bool [E].
 
         An episode terminates at its horizon and at its last rollback; one that ``env.stop_on`` ends is truncated.
-        Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
+        Raises ResetNeeded before the first reset, and ValueError for actions of another shape, out of range, or of
+        anything but integers.
         """
         rules = self.rules
         if rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        actions = accepted_actions(self, np.asarray(actions, dtype=np.int64))
+        actions = accepted_actions(self, actions)
         idle = self.done.copy()
         trained = self.loop.step(actions)
         return self._result(rules, idle, trained)
@@ -453,11 +454,12 @@ def _where(ended: Bools, info: Info) -> Info:
     return part
 
 
-def accepted_actions(env: SlotVectorEnv, actions: Actions) -> Actions:
+def accepted_actions(env: SlotVectorEnv, actions: Any) -> Actions:
     """Returns the actions to execute: WAIT for idle envs, and for illegal actions, which are counted.
 
-    Raises ValueError for actions of another shape or out of range.
+    Raises ValueError for actions of another shape, out of range, or of anything but integers.
     """
+    actions = integers_of(actions)
     shape = (env.num_envs, len(HEADS))
     if actions.shape != shape:
         raise ValueError(f"actions have shape {actions.shape}, expected {shape}")

@@ -13,7 +13,7 @@ from torch import nn
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
-from esper.core.action import ActionSpec, Op
+from esper.core.action import ActionSpec, Op, integers_of
 from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, never_shrinks
 from esper.data.rng import kept_generators
@@ -187,7 +187,7 @@ class LoopEnv(SlotVectorEnv):
 
     def _trains(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether the controller is done before the epoch."""
-        actions = controller.act(observation, self.mask.heads(self.action_spec))
+        actions = integers_of(controller.act(observation, self.mask.heads(self.action_spec)))
         if self.loop.reporter is not None:
             self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())

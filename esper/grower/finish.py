@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.grower.merging import merge_in_loop
+from esper.grower.merging import OptimizerWatch, merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.grower.summary import env_of, summary_of
 from esper.hosts.container import release
@@ -32,7 +32,7 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
     summary = summary_of(grower)
     env = env_of(grower)
     env.backend.host.drop_unkept()
-    warn_unmerged(finish(grower.hooks, optimizer))
+    warn_unmerged(finish(grower.hooks, optimizer, grower.merger.watch))
     env.close()
     parameters = sum(p.numel() for p in grower.model.parameters())
     grower.record.summary = replace(summary, parameters=parameters)
@@ -55,11 +55,16 @@ def warn_of_copies(hooks: SiteHooks) -> None:
         )
 
 
-def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, str]:
+def finish(
+    hooks: SiteHooks,
+    optimizer: Optimizer | None = None,
+    watch: OptimizerWatch | None = None,
+) -> dict[str, str]:
     """Makes the kept seeds parts of the model, and of the averages that follow it, and removes all other hooks.
 
     The model's outputs for the last training batch are compared, in eval mode: the model computes what it did. With the
-    model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`.
+    model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`, if no other optimizer in ``watch``
+    has stepped these.
 
     Returns the reason for each seed that cannot, by path. Raises RuntimeError if the model would compute something
     else; it then grows on as before.
@@ -83,7 +88,7 @@ def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, st
             f"finish() was rolled back: adding the kept seeds changes the model's output ({found}). The model probably "
             "iterates over its own submodules. Training can continue"
         )
-    reasons = {} if optimizer is None else _merge(hooks, optimizer, before)
+    reasons = {} if optimizer is None else _merge(hooks, optimizer, before, watch)
     for network in hooks.networks:
         note_seeds(network)
     hooks.end()
@@ -94,6 +99,7 @@ def _merge(
     hooks: SiteHooks,
     optimizer: Optimizer,
     before: list[Tensor] | None,
+    watch: OptimizerWatch | None,
 ) -> dict[str, str]:
     """Makes the kept seeds parts of the layers of all networks, if the model's outputs stay those ``before``."""
     rounding = coarsest_dtype(hooks.model)
@@ -104,7 +110,8 @@ def _merge(
             return "its outputs cannot be compared"
         return difference(before, after, rounding)
 
-    reasons = merge_in_loop(hooks.model, optimizer, changed)
+    stay = {} if watch is None else watch.obstacles(hooks.model)
+    reasons = merge_in_loop(hooks.model, optimizer, changed, stay)
     for network in hooks.networks:
         if network is not hooks.model:
             with same_parameters(network):

@@ -287,6 +287,7 @@ class Grower:
                 self.groups.remove(site.name)
         self.hooks.remove()
         self.groups.close()
+        self.merger.watch.stop()
         if self.log is not None:
             self.log.claim.close()
 

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakMethod, WeakSet, finalize
 
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blend import Seed
@@ -19,6 +21,7 @@ from esper.core.site import PlantedSeed, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks, outputs_of_last
+from esper.grower.stepping import innermost
 from esper.hosts.between import place_of
 from esper.hosts.container import CONTAINER
 from esper.hosts.example import coarsest_dtype, counting, difference
@@ -26,7 +29,9 @@ from esper.hosts.gated import Gated
 from esper.hosts.layout import Layout
 from esper.hosts.merge import last_layer, merge_all, merge_linear, obstacle_to_linear
 from esper.hosts.moments import POWERS, Averages, Key, is_like, merged_averages
+from esper.hosts.seed_hook import hooks_of
 from esper.hosts.widen import (
+    NOTHING,
     SourceSeed,
     changed_by,
     merge,
@@ -70,6 +75,57 @@ def sizes_of_model(hooks: SiteHooks) -> tuple[int, float]:
         return parameters, count_operations(hooks)
 
 
+class OptimizerWatch:
+    """Notes which optimizers step beside that of a Grower: what they keep of a merged parameter has its old shape.
+
+    Args:
+        own: the optimizer of the Grower.
+    """
+
+    def __init__(self, own: Optimizer) -> None:
+        self._own = own
+        self._others: WeakSet[Any] = WeakSet()
+        stepped = WeakMethod(self._stepped)
+
+        def note(optimizer: Optimizer, _arguments: Any, _keywords: Any) -> None:
+            method = stepped()
+            if method is not None:
+                method(optimizer)
+
+        self.stop: Callable[[], Any] = finalize(self, register_optimizer_step_post_hook(note).remove)
+        """Ends the watch; it also ends with this object."""
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        if innermost(optimizer) is not self._own:
+            self._others.add(optimizer)
+
+    def holder_of(self, parameter: Tensor) -> str | None:
+        """Returns the class of an optimizer that has stepped ``parameter``; None without one."""
+        for optimizer in self._others:
+            if parameter in optimizer.state:
+                return type(optimizer).__name__
+        return None
+
+    def obstacle(self, model: nn.Module, layers: Iterable[nn.Module]) -> str | None:
+        """Returns the reason why the ``layers`` of ``model`` cannot change their shapes; None if they can."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter in nn.ModuleList(layers).parameters():
+            holder = self.holder_of(parameter)
+            if holder is not None:
+                return f"{holder}, beside the Grower's optimizer, trains {names[parameter]} and keeps its shape"
+        return None
+
+    def obstacles(self, model: nn.Module) -> dict[str, str]:
+        """Returns the reason for each kept seed of ``model`` whose layers cannot change their shapes, by path."""
+        reasons = {}
+        for source in seeds_of_model(model):
+            reasons[source.name] = self.obstacle(model, source.place.layers)
+        for path, sink, hook in hooks_of(model):
+            if hook.seed is not None and hook.frame is None:
+                reasons[path] = self.obstacle(model, [last_layer(sink)])
+        return {path: reason for path, reason in reasons.items() if reason is not None}
+
+
 class LoopMerger:
     """Merges kept seeds of a model between two epochs of its loop.
 
@@ -84,6 +140,7 @@ class LoopMerger:
     def __init__(self, hooks: SiteHooks, groups: SeedGroups) -> None:
         self.hooks = hooks
         self.groups = groups
+        self.watch = OptimizerWatch(groups.optimizer)
         self.merged: dict[str, list[str]] = {}
         """Blueprints of the merged seeds by slot, in order."""
         self.added: list[str] = []
@@ -240,7 +297,7 @@ class LoopMerger:
                 return f"a {type(layer).__name__} notes its size elsewhere than in its weights"
         if self.groups.options.lr_factor != 1:
             return f"its learning rate is {self.groups.options.lr_factor:g} times that of its layers"
-        return self._unfollowed(layers)
+        return self.watch.obstacle(model, layers) or self._unfollowed(layers)
 
     def _unfollowed(self, layers: Iterable[nn.Module]) -> str | None:
         """Returns the reason why the optimizer cannot go on with the parameters of ``layers``; None if it can."""
@@ -276,13 +333,14 @@ def merge_in_loop(
     model: nn.Module,
     optimizer: Optimizer,
     difference: Callable[[], str | None],
+    stay: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
     """Merges the kept seeds of ``model``, which ``optimizer`` goes on to train.
 
     The model's parameters stay the same objects, with other shapes. Averages of gradients are put together as the
     parameters are, corrected to the layer's count of steps: a merged layer goes on as the layer and the seed would
     have. A layer that takes up a LoRA keeps its own. Where the state of a changed parameter is something else, such as
-    the factors of Adafactor or the weights of schedule-free, it starts anew. ``difference`` is that of
+    the factors of Adafactor or the weights of schedule-free, it starts anew. ``difference`` and ``stay`` are those of
     :func:`merge_all`.
 
     Returns the reason for each seed that stays, by path.
@@ -291,7 +349,7 @@ def merge_in_loop(
     averages = merged_averages(seeds_of_model(model), Averages([optimizer]))
     averaged = averaged_parameters(optimizer)
     with same_parameters(model) as replaced:
-        reasons = merge_all(model, difference)
+        reasons = merge_all(model, difference, stay)
     take_averages(
         optimizer,
         averages(reasons),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -32,6 +33,8 @@ class PassHook:
         """Positional and named arguments of the last pass in training mode, or of the first pass."""
         self.samples: int | None = None
         """First dimension of the inputs of the present pass; None without inputs."""
+        self.compiled = False
+        """Whether a pass was part of a compiled function, which does not notice that hooks come and go."""
         self._copied = False
         self._inside = False
         self._reached: set[str] = set()
@@ -57,6 +60,8 @@ class PassHook:
         self.before_pass()
         self._reached.clear()
         self._inside = True
+        if torch.compiler.is_compiling():
+            self.compiled = True
         if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].dim():
             self.samples = len(arguments[0])  # a loop has no time to lose
         else:

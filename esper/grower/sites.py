@@ -356,7 +356,7 @@ def _wake(hooks: SiteHooks) -> None:
 
 def _let_rest(hooks: SiteHooks) -> None:
     """Removes the hooks from the model for the rest of the epoch where nothing is left to do, as they cost time."""
-    if not hooks._awake or hooks._alphas is not None:
+    if not hooks._awake or hooks._alphas is not None or hooks.passes.compiled:
         return
     quiet = {name for name in hooks._awake if hooks._is_quiet(name)}
     for network, hook in hooks.hooks if quiet else ():

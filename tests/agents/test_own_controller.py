@@ -90,6 +90,35 @@ def test_a_callable_or_a_rule_is_a_controller() -> None:
     assert returns(Waits) == returns("none")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (np.full(8, 0.5), "must be integers"),
+        ([False] * 8, "must be integers"),
+        (None, "must be integers"),
+        (0, r"shape \(\), expected \(8,\)"),
+        ([0, 0], r"shape \(2,\), expected \(8,\)"),
+    ],
+)
+def test_a_rule_that_chooses_no_action_is_refused(chosen: Any, reason: str) -> None:
+    class Chooses(Waits):
+        def choose(self, env: int, view: EnvView) -> Any:
+            return chosen
+
+    with pytest.raises(ValueError, match=reason):
+        returns(Chooses)
+
+
+def test_a_rule_may_choose_a_list_or_a_tensor() -> None:
+    for chosen in ([0] * 8, torch.zeros(8, dtype=torch.int32)):
+
+        class Chooses(Waits):
+            def choose(self, env: int, view: EnvView, chosen: Any = chosen) -> Any:
+                return chosen
+
+        assert returns(Chooses) == returns("none")
+
+
 def no_members(env: SlotVectorEnv) -> Any:
     return SimpleNamespace(act=None)
 

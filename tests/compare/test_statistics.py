@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from esper.compare.statistics import (
     MIN_PAIRS,
+    SMALLEST_P,
     ConfidenceInterval,
     PairedComparison,
     bootstrap_interval,
     compare_pairs,
     holm_adjusted,
     sign_flip_test,
+    t_test,
 )
 
 ACCURACIES = st.floats(min_value=-100, max_value=100)
@@ -33,6 +35,19 @@ def brute_force_p(values: list[float]) -> float:
         for signs in itertools.product((1, -1), repeat=len(values))
     ]
     return sum(total >= observed - 1e-9 for total in sums) / len(sums)
+
+
+# --- p values
+
+
+@pytest.mark.parametrize("n", [3, 40, 2000])
+def test_no_p_value_is_zero_however_large_the_difference(n: int) -> None:
+    """Student's t and the normal approximation underflow; a permutation counts the one that was observed."""
+    noise = np.random.default_rng(n).normal(0, 1e-6, n)
+    compared = compare_pairs(1e6 + noise, -noise, resamples=100)
+    smallest = [t_test(1e6 + noise), compared.p_value, compared.mann_whitney_p]
+    assert all(0 < p <= 1 for p in smallest)
+    assert min(smallest) >= SMALLEST_P
 
 
 # --- sign-flip test

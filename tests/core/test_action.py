@@ -1,9 +1,19 @@
 """Heads, their choices, and encoding actions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from esper.core.action import HEADS, RELEVANT, ActionSpec, Op, nearest_tempo
+from esper.core.action import (
+    HEADS,
+    RELEVANT,
+    ActionSpec,
+    Op,
+    integers_of,
+    nearest_tempo,
+)
 from tests.core.spaces_helpers import Action
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light"))
@@ -117,3 +127,56 @@ def test_a_value_that_no_head_has_is_an_error_with_the_choices(
 )
 def test_the_nearest_tempo_is_the_shorter_of_two(epochs: float, tempo: int) -> None:
     assert nearest_tempo(epochs) == tempo
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [[1, 2]],
+        (np.array([1, 2]),),
+        (torch.tensor([1, 2]),),
+        [[np.uint8(1), np.int16(2)]],
+        np.array([[1, 2]], dtype=np.uint64),
+        torch.tensor([[1, 2]], dtype=torch.int32),
+        torch.ones(1, 2, dtype=torch.int64).cumsum(1),
+    ],
+)
+def test_integers_are_taken_from_arrays_lists_and_tensors(actions: Any) -> None:
+    indices = integers_of(actions)
+    assert indices.dtype == np.int64
+    assert indices.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        0.0,
+        True,
+        None,
+        "0",
+        {"op": 0},
+        [0, 0.5],
+        [np.float32(1)],
+        [[0, 0], [0]],
+        10**30,
+        np.array([2**63], dtype=np.uint64),
+        np.array([np.nan]),
+        np.array([0j]),
+        np.array([0], dtype=object),
+        np.array([True]),
+        torch.tensor([0.0], requires_grad=True),
+        torch.tensor([0.0], dtype=torch.bfloat16),
+        torch.tensor([False]),
+        [torch.tensor([0.5])],
+    ],
+    ids=str,
+)
+def test_what_is_no_integer_is_refused_and_not_rounded(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be .*integers"):
+        integers_of(wrong)
+
+
+def test_encode_refuses_an_op_that_is_none() -> None:
+    for wrong in ("WAIT", 6, None):
+        with pytest.raises(ValueError, match=r"is not one of: Op\.WAIT, Op\.GERMINATE"):
+            SPEC.encode(wrong)  # type: ignore[arg-type]

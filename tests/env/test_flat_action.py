@@ -182,7 +182,7 @@ def test_final_masks_are_those_of_ended_episodes_only() -> None:
     assert info["final_info"]["_action_mask"].tolist() == [True, False]
 
 
-@pytest.mark.parametrize("wrong", [-1, 679, 1.0])
+@pytest.mark.parametrize("wrong", [-1, 679, 1.0, True])
 def test_a_number_that_is_no_action_is_refused(wrong: Any) -> None:
     many, one = (
         FlatActionVector(vector(2)),
@@ -190,8 +190,8 @@ def test_a_number_that_is_no_action_is_refused(wrong: Any) -> None:
     )
     many.reset(seed=0)
     one.reset(seed=0)
-    with pytest.raises(ValueError, match="an integer from 0 to 678"):
-        many.step(np.array([0, wrong]))
+    with pytest.raises(ValueError, match="2 integers, each from 0 to 678"):
+        many.step(np.array([wrong, wrong]))
     with pytest.raises(ValueError, match="an integer from 0 to 678"):
         one.step(wrong)
 

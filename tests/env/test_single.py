@@ -105,6 +105,19 @@ def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         env.step(np.zeros(shape, dtype=np.int64))
 
 
+@pytest.mark.parametrize("wrong", [0.0, 0.5, True, None, "0", float("nan")])
+def test_an_action_that_is_no_integer_is_refused_at_every_door(wrong: Any) -> None:
+    env = planted()
+    env.reset()
+    for step, action in ((env.step, [wrong] * 8), (env.env.step, [[wrong] * 8])):
+        with pytest.raises(ValueError, match="must be integers"):
+            step(action)
+    assert env.env.state.epoch.tolist() == [0]
+    env.step([0] * 8)
+    env.env.step([[0] * 8])
+    assert env.env.state.epoch.tolist() == [2]
+
+
 def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
     two = TrainingConfig.parse({"env": {"n_envs": 2}})
     one = TrainingConfig.parse({"env": {"n_envs": 1}})

@@ -17,7 +17,7 @@ from esper.config import ConfigError
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from tests.core_helpers import EASY_GATES, Rig, digits, rig
-from tests.grower.loops import Loop, same, stages, weights
+from tests.grower.loops import GROW, Loop, Script, same, stages, weights
 
 
 def test_a_loop_that_starts_early_plants_before_its_first_epoch() -> None:
@@ -210,3 +210,23 @@ def test_the_number_of_samples_is_that_of_a_loader() -> None:
         for wrong in (0, 2.5, "many"):
             with pytest.raises(ConfigError, match="samples is"):
                 Mirror(world, samples=wrong)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((1, 8)), [[True] * 8], None, [0] * 8])
+def test_a_controller_of_a_loop_that_returns_no_actions_is_refused(wrong: Any) -> None:
+    class Acts(Script):
+        def act(self, observation: Any, masks: Any) -> Any:
+            return wrong
+
+    loop = Loop(controller=lambda env: Acts(env, {}))
+    with pytest.raises(ValueError, match=r"must be integers|expected \(1, 8\)"):
+        loop.run(1)
+
+
+def test_a_controller_of_a_loop_may_return_lists() -> None:
+    class Acts(Script):
+        def act(self, observation: Any, masks: Any) -> Any:
+            return super().act(observation, masks).tolist()
+
+    loop = Loop(controller=lambda env: Acts(env, GROW)).run(3)
+    assert loop.grower.hooks.sites["r0c0"].seed is not None

@@ -260,3 +260,28 @@ def test_in_an_epoch_without_seeds_gradients_are_not_measured_and_sites_work_in_
     loop.run(1)
     assert worked.count("r0c0") >= batches
     assert len(measured) == batches
+
+
+@pytest.mark.slow
+def test_a_compiled_function_around_the_model_trains_as_the_function_itself() -> None:
+    """Compiled code does not notice hooks that come and go."""
+
+    def loop_with(compiles: bool) -> Loop:
+        def loss_of(loop: Loop, x: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(loop.model(x), y)
+
+        loss = torch.compile(loss_of, backend="eager") if compiles else loss_of
+
+        def step(loop: Loop, x: Tensor, y: Tensor) -> None:
+            loop.optimizer.zero_grad()
+            loss(loop, x, y).backward()
+            loop.optimizer.step()
+
+        return Loop(step=step, epochs=7).run()
+
+    torch._dynamo.reset()
+    found, wanted = loop_with(True), loop_with(False)
+    assert found.grower.hooks.sites["r0c0"].on
+    assert same(weights(found.model), weights(wanted.model))
+    seeds = [loop.grower.hooks.sites["r0c0"].seed for loop in (found, wanted)]
+    assert same(weights(seeds[0]), weights(seeds[1]))

@@ -122,6 +122,27 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/training/test_counterfactual.py::test_interactions_by_hand",
         ),
         Fault(
+            "actions are rounded",
+            "esper/core/action.py",
+            '    integers = array.astype(np.int64) if array.dtype.kind in "iu" else None\n',
+            '    integers = array.astype(np.int64) if array.dtype.kind in "biuf" else None\n',
+            "tests/core/test_action.py::test_what_is_no_integer_is_refused_and_not_rounded",
+        ),
+        Fault(
+            "a rule's action is spread over all heads",
+            "esper/agents/controller.py",
+            "                if action.shape != actions[env].shape:\n",
+            "                if False:\n",
+            "tests/agents/test_own_controller.py::test_a_rule_that_chooses_no_action_is_refused",
+        ),
+        Fault(
+            "equal differences have a p value of 0",
+            "esper/compare/statistics.py",
+            "    return max(SMALLEST_P, float(2",
+            "    return max(0.0, float(2",
+            "tests/compare/test_statistics.py::test_no_p_value_is_zero_however_large_the_difference",
+        ),
+        Fault(
             "rent is not divided by the horizon",
             "esper/core/reward_terms.py",
             "rent_rate(t.after.weighted_share, config) / t.horizon",
