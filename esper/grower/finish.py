@@ -63,8 +63,8 @@ def finish(
     """Makes the kept seeds parts of the model, and of the averages that follow it, and removes all other hooks.
 
     The model's outputs for the last training batch are compared, in eval mode: the model computes what it did. With the
-    model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`, if no other optimizer in ``watch``
-    has stepped these.
+    model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`, if no other one in ``watch`` has
+    stepped these.
 
     Returns the reason for each seed that cannot, by path. Raises RuntimeError if the model would compute something
     else; it then grows on as before.
