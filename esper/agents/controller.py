@@ -99,10 +99,9 @@ class PerEnvController(ABC):
             view = EnvView(self.spec, self.layout, observation[env], masks_of_env)
             if not view.edited or self.acts_again(env, view):
                 action = integers_of(self.choose(env, view))
-                if action.shape != actions[env].shape:
-                    raise ValueError(
-                        f"choose() returned an action of shape {action.shape}, expected {actions[env].shape}"
-                    )
+                shape = actions[env].shape
+                if action.shape != shape:
+                    raise ValueError(f"choose() returned an action of shape {action.shape}, expected {shape}")
                 actions[env] = action  # else WAIT
             self.steps[env] += 1
         return actions

@@ -165,10 +165,11 @@ def integers_of(actions: Any) -> Ints:
         array = np.asarray(values)
     except ValueError:  # rows of several lengths
         raise ValueError(f"actions must be one array of integers, not {actions!r}") from None
-    integers = array.astype(np.int64) if array.dtype.kind in "iu" else None
-    if integers is None or (integers != array).any():
-        raise ValueError(f"actions must be integers, not {actions!r}")
-    return integers
+    if array.dtype.kind in "iu":
+        integers = array.astype(np.int64)
+        if (integers == array).all():
+            return integers
+    raise ValueError(f"actions must be integers, not {actions!r}")
 
 
 def joint_actions(spec: ActionSpec) -> Ints:

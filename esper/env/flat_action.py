@@ -40,7 +40,8 @@ class FlatTable:
             numbers = integers_of(chosen)
         except ValueError:
             raise ValueError(f"{what} from 0 to {last}, not {chosen!r}") from None
-        if numbers.shape != shape or (numbers < 0).any() or (numbers > last).any():
+        outside = (numbers < 0) | (numbers > last)
+        if numbers.shape != shape or outside.any():
             raise ValueError(f"{what} from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 

@@ -91,6 +91,8 @@ def finish(
     reasons = {} if optimizer is None else _merge(hooks, optimizer, before, watch)
     for network in hooks.networks:
         note_seeds(network)
+    if watch is not None:
+        watch.stop()
     hooks.end()
     return reasons
 

@@ -286,8 +286,7 @@ class Grower:
                 site.remove()
                 self.groups.remove(site.name)
         self.hooks.remove()
-        self.groups.close()
-        self.merger.watch.stop()
+        self.merger.close()
         if self.log is not None:
             self.log.claim.close()
 

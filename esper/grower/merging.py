@@ -111,19 +111,26 @@ class OptimizerWatch:
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in nn.ModuleList(layers).parameters():
             holder = self.holder_of(parameter)
-            if holder is not None:
-                return f"{holder}, beside the Grower's optimizer, trains {names[parameter]} and keeps its shape"
+            if holder is None:
+                continue
+            name = names[parameter]
+            return f"{holder}, beside the Grower's optimizer, trains {name} and keeps its shape"
         return None
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """Returns the reason for each kept seed of ``model`` whose layers cannot change their shapes, by path."""
-        reasons = {}
+        layers: dict[str, Iterable[nn.Module]] = {}
         for source in seeds_of_model(model):
-            reasons[source.name] = self.obstacle(model, source.place.layers)
+            layers[source.name] = source.place.layers
         for path, sink, hook in hooks_of(model):
-            if hook.seed is not None and hook.frame is None:
-                reasons[path] = self.obstacle(model, [last_layer(sink)])
-        return {path: reason for path, reason in reasons.items() if reason is not None}
+            if hook.frame is None:
+                layers[path] = [last_layer(sink)]
+        reasons = {}
+        for path, of_seed in layers.items():
+            reason = self.obstacle(model, of_seed)
+            if reason is not None:
+                reasons[path] = reason
+        return reasons
 
 
 class LoopMerger:
@@ -145,6 +152,11 @@ class LoopMerger:
         """Blueprints of the merged seeds by slot, in order."""
         self.added: list[str] = []
         """Names of parameters that the model did not have, such as the bias of a layer that had none, in order."""
+
+    def close(self) -> None:
+        """Leaves the optimizers to their loop."""
+        self.watch.stop()
+        self.groups.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the shapes of the model's tensors, by name, and what was merged."""

@@ -350,6 +350,7 @@ def test_an_optimizer_that_does_not_step_or_steps_something_else_hinders_no_merg
 
 
 def test_the_watch_of_optimizers_ends_with_the_grower() -> None:
+    gc.collect()  # loops of other tests
     hooks = _global_optimizer_post_hooks
     before = len(hooks)
     loops = [merging() for _ in range(3)]

@@ -124,14 +124,14 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "actions are rounded",
             "esper/core/action.py",
-            '    integers = array.astype(np.int64) if array.dtype.kind in "iu" else None\n',
-            '    integers = array.astype(np.int64) if array.dtype.kind in "biuf" else None\n',
+            '    if array.dtype.kind in "iu":\n',
+            '    if array.dtype.kind in "biu":\n',
             "tests/core/test_action.py::test_what_is_no_integer_is_refused_and_not_rounded",
         ),
         Fault(
             "a rule's action is spread over all heads",
             "esper/agents/controller.py",
-            "                if action.shape != actions[env].shape:\n",
+            "                if action.shape != shape:\n",
             "                if False:\n",
             "tests/agents/test_own_controller.py::test_a_rule_that_chooses_no_action_is_refused",
         ),
