@@ -41,8 +41,6 @@ SAVED = ("checkpoint", "pretrained", "sampled")
 """Kinds of trained agents that are read from files; ``sampled`` draws its actions, the others play the likeliest."""
 ALONE = "none"
 """Leaves hosts alone."""
-NO_GROWTH = "no-growth"
-"""The same, by its name as an arm of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class ControllerSpec:
     @property
     def alone(self) -> bool:
         """Whether it leaves hosts alone."""
-        return self.name in (ALONE, NO_GROWTH)
+        return self.name == ALONE
 
     @property
     def known(self) -> bool:
@@ -118,8 +116,7 @@ class ControllerSpec:
                 "ppo must be trained before it can be compared: train it with `esper run`, then name "
                 "checkpoint:RUN_FOLDER"
             )
-        if not self.known:
-            raise self.unknown()
+        self.require_known()
         if self.kind in SAVED and self.path.endswith(".zip"):
             raise ConfigError(
                 f"{self.name} is no agent of Esper's; play a model of Stable-Baselines3 through a function in a Python "
@@ -127,8 +124,15 @@ class ControllerSpec:
             )
         return self
 
+    def require_known(self) -> None:
+        """Raises ConfigError, with the known names, for a name that no controller has."""
+        if self.make is None and not self.known:
+            raise self.unknown()
+
     def unknown(self) -> ConfigError:
         """Makes the error for an unknown name, with the known names."""
+        if self.name == "no-growth":  # its name as an arm in earlier versions
+            return ConfigError("no-growth is now called none, as an arm and as a controller")
         similar = did_you_mean(self.name, NAMES)
         return ConfigError(f"unknown controller {self.name!r}{similar}; known: {', '.join(NAMES)}")
 

@@ -14,7 +14,7 @@ import click
 from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_json_file, check_resume, config_options, new_folder
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError
 from esper.config.given import PATH
 from esper.errors import is_of_a_path
 
@@ -25,11 +25,32 @@ if TYPE_CHECKING:
     from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
 
-ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, plateau, need, schedule,
-schedule:FILE.toml, or one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one:
-ppo:RUN_FOLDER, plans:RUN_FOLDER, checkpoint:PATH, or pretrained, which comes with Esper. A control made for the hosts
-of another arm: static, bigger or same-compute. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as
-ppo:reward.mode=sparse; the same with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
+ARM = "An arm, see above; give two or more."
+ARMS = {
+    "none": "leaves hosts alone",
+    "random, heuristic, plateau, need, schedule": "built-in rules",
+    "schedule:FILE.toml": "plays the actions of a file",
+    "path.py:function": "a controller of yours",
+    "ppo, plans": "an agent that the comparison trains",
+    "ppo:RUN, plans:RUN, checkpoint:PATH": "a trained agent",
+    "pretrained": "the agent that comes with Esper",
+    "static": "trains what another arm has grown, from the start",
+    "bigger": "trains a wider host with as many parameters",
+    "same-compute": "trains the first host for as long as growing took",
+    "CONTROLLER:SECTION.KEY=VALUE,...": "has values of its own, such as ppo:reward.mode=sparse",
+    "NAME:controller=...,SECTION.KEY=VALUE,...": "the same, with a name",
+    "NAME=FILE.toml": "has a name and its own config",
+}
+"""Forms of arms and what each does, for the help."""
+
+
+class CompareCommand(click.Command):
+    """A command whose help describes the arms."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Arms"):
+            formatter.write_dl(list(ARMS.items()), col_max=24)
+        super().format_options(ctx, formatter)
 
 
 def refuse_parts(_context: click.Context, option: click.Parameter, value: object) -> None:
@@ -40,7 +61,7 @@ def refuse_parts(_context: click.Context, option: click.Parameter, value: object
         raise ConfigError(f"{option.opts[0]} is gone: {NO_PARTS}")
 
 
-@click.command("compare")
+@click.command("compare", cls=CompareCommand)
 @config_options
 @click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
 @click.option("--pairs", type=click.IntRange(min=1), help="Number of hosts per arm and training seed.  [default: 10]")
@@ -56,7 +77,7 @@ def refuse_parts(_context: click.Context, option: click.Parameter, value: object
     help="Arms that learn: number of rounds that each learns from.  [default: the task's]",
 )
 @click.option(
-    "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: no-growth or the last arm]"
+    "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: none or the last arm]"
 )
 @click.option(
     "--of", "control_of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]"
@@ -102,9 +123,10 @@ def command(
         check_json_file(json_file)
 
     from esper.compare.arms import read_arms
-    from esper.compare.comparison_run import ComparisonRun
 
     if resume is not None:
+        from esper.compare.comparison_run import ComparisonRun
+
         own_arms = [arm for arm in arms if not ControllerSpec.of(arm).is_code]
         given = (*own_arms, pairs, train_seeds, rounds, control_of, config_file, out, *assignments)
         allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
@@ -124,6 +146,8 @@ def command(
             raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     pairs = pairs or 10
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
+    from esper.compare.comparison_run import ComparisonRun  # loads torch, which wrong arms need not wait for
+
     new = partial(ComparisonRun, read, pairs, folder, reference, train_seeds=train_seeds)
     play_comparison(new, folder, read, ranks, json_file)
 
@@ -191,6 +215,8 @@ def _launch(folder: Path, arms: Sequence[Arm], ranks: RankOptions) -> None:
         if arms:
             ranks.launch(arms[0].config, ("--out", str(folder)), folder)
         else:
+            from esper.config import TrainingConfig
+
             saved = ComparisonFolder(folder).read()["arms"][0]["config"]
             ranks.launch(TrainingConfig.parse(saved), (), None)
     except click.ClickException as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from esper.cli.options import new_folder
-from esper.config import TrainingConfig
 from esper.config.given import PATH
+
+if TYPE_CHECKING:
+    from esper.config import TrainingConfig
 
 ROUNDS = 2
 """Rounds of eight hosts: enough pairs for a verdict."""
@@ -16,6 +19,8 @@ ROUNDS = 2
 
 def configuration(seed: int) -> TrainingConfig:
     """Returns the config of the demo: the defaults, with the pretrained agent."""
+    from esper.config import TrainingConfig
+
     return TrainingConfig.parse({"run": {"controller": "pretrained", "rounds": ROUNDS, "seed": seed}})
 
 

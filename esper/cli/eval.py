@@ -13,7 +13,8 @@ from esper.agents.spec import ControllerSpec
 from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
 from esper.cli.options import check_json_file, new_folder, put
-from esper.config import ConfigError, set_dotted
+from esper.config import ConfigError
+from esper.config.files import set_dotted
 from esper.config.given import PATH
 
 

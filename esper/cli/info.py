@@ -63,7 +63,8 @@ def tasks() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.agents.spec import FORM, NAMES
     from esper.core.blueprints import BLUEPRINTS
-    from esper.data.tasks import SIMULATED, TASKS
+    from esper.data.names import SIMULATED
+    from esper.data.tasks import TASKS
 
     click.echo("Tasks")
     descriptions = {name: task.description for name, task in TASKS.items()}

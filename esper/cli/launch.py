@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError
 from esper.config.given import FiniteRange
 from esper.run.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+    from esper.config import TrainingConfig
     from esper.training.execution.ranks import RunRanks
 
 LAUNCHED = "ESPER_LAUNCHED"

@@ -11,8 +11,7 @@ from typing import NoReturn
 import click
 
 from esper import __version__
-from esper.config import ConfigError, did_you_mean
-from esper.errors import is_of_a_path
+from esper.errors import ConfigError, did_you_mean, is_of_a_path
 from esper.telemetry.text import print_anywhere
 
 COMMANDS = {

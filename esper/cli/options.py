@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from esper.agents.spec import ControllerSpec
-from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
+from esper.config import ConfigError
 from esper.config.given import PATH
+from esper.data.names import require_task
 from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.files.claim import drop_if_empty, new_subfolder
 
@@ -62,6 +63,13 @@ def build_tables(
         ConfigError: the input is invalid, or a run folder's config names a user-defined task or controller. Its code is
             run only if the command itself names it. A comparison ignores such a controller; its arms name theirs.
     """
+    if flags["task"] is not None:  # before any config is made, which takes time
+        require_task(flags["task"])
+    controller = extra.get(("run", "controller"))
+    if controller is not None:
+        ControllerSpec.of(controller).require_known()
+    from esper.config import TrainingConfig, read_toml, set_dotted
+
     tables: dict[str, Any] = {}
     if config_file:
         tables = read_toml(config_file)
@@ -71,6 +79,7 @@ def build_tables(
     for (section, key), value in {**given, **extra}.items():
         put(tables, section, key, value)
     config = TrainingConfig.parse(tables)
+    require_task(config.task.name)
     set_here = {assignment.partition("=")[0].strip() for assignment in assignments}
     named_here = flags["task"] is not None or "task.name" in set_here
     # A run puts an env.json beside its config.

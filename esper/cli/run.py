@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.agents.spec import ControllerSpec
+from esper.agents.spec import ALONE, ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_resume, config_options, new_folder
-from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config import ConfigError
 from esper.config.given import PATH
+from esper.data.names import SIMULATED
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
+    from esper.config import TrainingConfig
     from esper.run.experiment import Experiment
     from esper.run.telemetry import RunSummary
     from esper.training.execution.ranks import RunRanks
 
+WITHOUT_GROWTH = ("bigger", "same-compute")
+"""Arms that a run does not compare with."""
 MAX_READ = 200_000_000
 """Bytes of the largest event log that is read again at the end of a run: a few seconds."""
 
@@ -64,10 +68,11 @@ def command(
     rank_timeout: float,
     **flags: Any,
 ) -> None:
-    """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
+    """Grow hosts with a controller, and compare it with the same hosts left alone and other baselines.
 
-    Defaults not shown below come from the task. The run folder receives config.toml, env.json, events.jsonl,
-    metrics.csv, the best grown host and a checkpoint.
+    A host is a small network that grows while it trains. Defaults not shown below come from the task; `esper info
+    --config` lists every value of --set. The run folder receives config.toml, env.json, events.jsonl, metrics.csv, the
+    best grown host and a checkpoint.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()
@@ -79,8 +84,12 @@ def command(
         folder = resume
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
-        config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
+        tables = build_tables(config_file, assignments, flags, said)
+        from esper.config import TrainingConfig
+
+        config = TrainingConfig.parse(tables)
         task, controller = config.task.name, config.run.controller
+        ControllerSpec.of(controller).require_known()
         folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
@@ -89,7 +98,7 @@ def command(
     if ranks.processes is not None:
         try:
             if resume is not None:
-                config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+                config = _config_of(folder)
             ranks.launch(config, () if resume else ("--out", str(folder)), None if resume else folder)
         except click.ClickException as error:
             words = how_to_go_on(folder, task or "", controller or "")
@@ -171,7 +180,13 @@ def is_run_of(folder: Path, config: TrainingConfig) -> bool:
     """True if ``folder`` has a checkpoint of a run with this config."""
     from esper.files import checkpoint
 
-    return bool(checkpoint.files(folder)) and is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
+    return bool(checkpoint.files(folder)) and is_same(config, _config_of(folder))
+
+
+def _config_of(folder: Path) -> TrainingConfig:
+    from esper.config import TrainingConfig, read_toml
+
+    return TrainingConfig.parse(read_toml(folder / "config.toml"))
 
 
 def how_to_go_on(folder: Path, task: str, controller: str) -> str:
@@ -192,9 +207,10 @@ def resume_command(folder: Path, task: str, controller: str) -> str:
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
-    """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
+    """Formats the final report: the result beside each baseline, the folder, the answer, and what to try next."""
+    answer = plain_words(summary)
     if summary.comparisons:
-        results = [*result_lines(summary), *plain_words(summary)]
+        results = result_lines(summary)
     elif summary.rounds == summary.total_rounds and not summary.interrupted:
         results = ["Nothing was compared: run.evaluation_pairs is 0."]
     elif summary.rounds == summary.total_rounds:
@@ -207,10 +223,11 @@ def closing_words(summary: RunSummary, task: str) -> str:
         lines.append(f"Telemetry lost: {name} failed ({error}).")
     if summary.interrupted:
         lines.append("Interrupted: the figures above cover only the completed rounds.")
-    lines += ["", "Next:"]
+    commands = next_commands(summary, task)
     if summary.interrupted:
-        lines.append(f"  {resume_command(summary.folder, task, summary.controller)}")
-    return "\n".join([*lines, *next_commands(summary, task)])
+        commands.insert(0, f"  {resume_command(summary.folder, task, summary.controller)}")
+    lines += ["", *answer, "Next:", *commands]
+    return "\n".join(lines)
 
 
 def result_lines(summary: RunSummary) -> list[str]:
@@ -222,15 +239,13 @@ def result_lines(summary: RunSummary) -> list[str]:
         "",
         *(f"  {c.pair.name_b:10s} {score.value(c.pair.mean_b):>8s}   {c.line(score)}" for c in summary.comparisons),
         "",
-        f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
-        f"({summary.fossils:.1f} seeds kept per host).",
         *trained_once([ours]),
     ]
 
 
 def plain_words(summary: RunSummary) -> list[str]:
-    """Returns the result in one line: whether growing paid off; [] if hosts left alone were not compared."""
-    alone = next((found for found in summary.comparisons if found.pair.name_b == "none"), None)
+    """Returns the answer: whether growing paid off, its size, and what was not compared; [] without hosts alone."""
+    alone = next((found for found in summary.comparisons if found.pair.name_b == ALONE), None)
     if alone is None:
         return []
     pair, gap = alone.pair, summary.score.difference(alone.pair.difference)
@@ -239,7 +254,12 @@ def plain_words(summary: RunSummary) -> list[str]:
         "worse": f"growing did harm: {gap} against the same hosts alone",
         "no evidence": f"growing made no difference that {pair.pairs} hosts could show ({gap})",
     }
-    return [f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}."]
+    return [
+        f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}.",
+        f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
+        f"({summary.fossils:.1f} seeds kept per host).",
+        "Not compared: hosts of that size from the start, or trained for longer.",
+    ]
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
@@ -249,18 +269,19 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     fitting = [spec.name, *(comparison.pair.name_b for comparison in summary.comparisons)]
     if spec.learns and not summary.interrupted:
         ours = spec.following(summary.folder)
-    elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
+    elif not spec.learns and not spec.alone:
         ours = spec.name
     elif "schedule" in fitting:
         ours = "schedule"
     else:
         ours = "random"
+    arms = [ours, "heuristic", ALONE]
+    if task not in SIMULATED:  # which have no networks
+        arms = [ours, *WITHOUT_GROWTH, ALONE]
+        if is_user_task(task):
+            arms.remove("bigger")  # only a HostFamily can be wider
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
-    commands = [
-        ["esper", "report", str(summary.folder)],
-        [*compare, "--arm", ours, "--arm", "heuristic", "--arm", "none", "--pairs", "20"],
-    ]
-    if ours != summary.controller:
-        commands.append(["esper", "run", "--task", task, "--controller", ours])
-    commands.append(["esper", "info", "--observation"])
+    for arm in arms:
+        compare += ["--arm", arm]
+    commands = [["esper", "report", str(summary.folder)], [*compare, "--pairs", "20"]]
     return [f"  {shlex.join(command)}" for command in commands]

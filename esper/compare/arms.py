@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.agents.spec import FORM, NAMES, NO_GROWTH, SAVED, ControllerSpec
-from esper.compare.controls import CONTROLS
+from esper.agents.spec import ALONE, FORM, NAMES, SAVED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig, did_you_mean, read_toml, set_dotted
 from esper.data.user_code import is_user_task, refuse_untrusted
 
 Tables = dict[str, Any]
 """A config as nested tables, as in a TOML file."""
+
+CONTROL_NAMES = ["static", "bigger", "same-compute"]
+"""Arms that are made from the results of another arm; :func:`esper.compare.controls.register` adds more."""
 
 MOVED = (
     "static-compute",
@@ -35,8 +37,8 @@ MOVED = (
 def forms() -> str:
     """Returns all forms of arms, as text."""
     built_in = (
-        NO_GROWTH,
-        *CONTROLS,
+        ALONE,
+        *CONTROL_NAMES,
         "random",
         "heuristic",
         "plateau",
@@ -81,7 +83,7 @@ class Arm:
 
     name: str
     controller: str
-    """A controller, or a key of CONTROLS."""
+    """A controller, or a key of CONTROL_NAMES."""
     config: TrainingConfig
     control_of: str | None = None
     """The arm whose hosts a control is made for."""
@@ -139,12 +141,12 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
     if len(drafts) < len(read):
         raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
     common = _common(drafts, base)
-    growing = [name for name, draft in drafts.items() if not (draft.spec.alone or draft.controller in CONTROLS)]
+    growing = [name for name, draft in drafts.items() if not (draft.spec.alone or draft.controller in CONTROL_NAMES)]
     arms = []
     for name, draft in drafts.items():
         grown = None
         inherited: Tables = {}
-        if draft.controller in CONTROLS:
+        if draft.controller in CONTROL_NAMES:
             grown = _controlled(draft, control_of, growing)
             inherited = drafts[grown].tables
         tables = merged(base, inherited, draft.tables, common)
@@ -259,24 +261,28 @@ def check_effects(tables: Mapping[str, Any], unread: Mapping[str, str], where: s
 
 
 def _is_controller(spec: ControllerSpec) -> bool:
-    return spec.known or spec.alone or spec.name in CONTROLS
+    return spec.known or spec.name in CONTROL_NAMES
 
 
 def _check_controller(draft: _Draft) -> None:
     if not draft.controller:
-        names = ", ".join((*NAMES, NO_GROWTH, *CONTROLS))
+        names = ", ".join((*NAMES, *CONTROL_NAMES))
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {names}")
-    if draft.controller in MOVED and draft.controller not in CONTROLS:
+    if draft.controller in MOVED and draft.controller not in CONTROL_NAMES:
         raise ConfigError(
             f"the control {draft.controller} is no longer part of esper compare: benchmarks/alternatives.py and "
             "benchmarks/adapters.py register it for scripts, as benchmarks/questions.py does; Esper's own controls are "
-            f"{', '.join(CONTROLS)}"
+            f"{', '.join(CONTROL_NAMES)}"
         )
     if not _is_controller(draft.spec):
-        similar = did_you_mean(draft.spec.kind, (*NAMES, NO_GROWTH, *CONTROLS))
+        if draft.controller == "no-growth":
+            raise draft.spec.unknown()
+        similar = did_you_mean(draft.spec.kind, (*NAMES, *CONTROL_NAMES))
         raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {forms()}")
-    if draft.control_of is not None and draft.controller not in CONTROLS:
-        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
+    if draft.control_of is not None and draft.controller not in CONTROL_NAMES:
+        raise ConfigError(
+            f"arm {draft.name!r}: of= applies only to {', '.join(CONTROL_NAMES)}, not to {draft.controller}"
+        )
 
 
 def _controlled(draft: _Draft, default: str | None, growing: Sequence[str]) -> str:

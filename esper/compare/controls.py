@@ -14,6 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from esper.compare.arms import CONTROL_NAMES
 from esper.compare.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.compare.runner import ArmRunner, HostResult
 from esper.config import ConfigError
@@ -137,6 +138,8 @@ def register(runner: type[Runner]) -> type[Runner]:
     if (known.__module__, known.__qualname__) != (runner.__module__, runner.__qualname__):
         raise ConfigError(f"there is a control named {runner.kind} already; registered: {', '.join(CONTROLS)}")
     CONTROLS[runner.kind] = runner
+    if runner.kind not in CONTROL_NAMES:
+        CONTROL_NAMES.append(runner.kind)
     return runner
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from esper.agents.spec import FORM
-from esper.config import ConfigError, did_you_mean
+from esper.config import ConfigError
 from esper.data import digits, images, text, tinystories
+from esper.data.names import SIMULATED, require_task
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
@@ -45,19 +45,6 @@ _ENTRIES: tuple[TaskEntry | images.ImagePreset, ...] = (
 )
 TASKS: dict[str, TaskEntry | images.ImagePreset] = {entry.name: entry for entry in _ENTRIES}
 
-SIMULATED: dict[str, str] = {
-    "planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data",
-}
-"""Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
-
-REMOVED: dict[str, str] = {
-    "cifar10_scale": "CNNHost(3, 10, base=8, blocks=5)",
-    "cifar10_impaired": "CNNHost(3, 10, base=1, blocks=3, kernel=1)",
-    "cifar10_minimal": "CNNHost(3, 10, base=2, blocks=3, kernel=1, pool=False, rows=1)",
-    "cifar10_wide": "CNNHost(3, 10, base=32, blocks=3)",
-}
-"""Hosts of tasks of earlier versions, which were `cifar10` with another one."""
-
 
 def load_task(name: str, options: DataOptions | None = None, trusted: bool = True) -> Task:
     """Loads a task with its data.
@@ -93,19 +80,10 @@ def _task_of(make: Callable[[], object]) -> Task:
 
 
 def _entry(name: str) -> TaskEntry | images.ImagePreset:
-    if name in REMOVED:
-        raise ConfigError(
-            f"task {name!r} is no longer included. The same task, from a function in a file of yours (--task {FORM}): "
-            f'load_task("cifar10").with_hosts(lambda: {REMOVED[name]}), with load_task from esper.data.tasks and '
-            "CNNHost from esper.hosts.cnn"
-        )
+    require_task(name)
     if name in SIMULATED:
         raise ConfigError(
             f"task {name!r} is simulated: it has no data and no network. Its env comes from esper.env.make.make_env. "
             f"Tasks with data: {', '.join(TASKS)}"
         )
-    if name not in TASKS:
-        known = [*TASKS, *SIMULATED]
-        similar = did_you_mean(name, known)
-        raise ConfigError(f"unknown task {name!r}{similar}; known: {', '.join(known)}, or a file: {FORM}")
     return TASKS[name]

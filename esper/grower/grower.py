@@ -267,8 +267,8 @@ class Grower:
 
         Seeds that are not kept are removed. The groups of kept seeds stay in the optimizer, so that the model can be
         trained on. With ``merge``, kept seeds become parts of the layers where that is possible, as in ``esper.plain``:
-        widenings more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones, with their
-        state; a warning says which seeds stay, and why. With ``quiet``, nothing is printed.
+        widenings more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones,
+        with their state; a warning says which seeds stay, and why. With ``quiet``, nothing is printed.
 
         Raises RuntimeError if :meth:`step` was never called.
         """

@@ -95,7 +95,11 @@ class RunTelemetry:
         self.spans = Spans(marks=False)
         """Times the reports; the run replaces it with that of its env."""
         ppo = config.ppo
-        ranked = ("blueprint",) if ppo.prior * ppo.prior_profit else ()
+        ranked: tuple[str, ...] = ()
+        if ppo.prior * ppo.prior_profit:
+            ranked += ("blueprint",)
+        if ppo.practice_steps:
+            ranked += ("alpha_target",)  # practice settles it: entropies of 0.001 from the first round on are healthy
         self.detector = AnomalyDetector(config.anomaly, ppo.max_grad_norm, config.run.rounds, ranked)
 
     def open(self) -> None:

@@ -13,6 +13,9 @@ from esper.telemetry.event import Event
 from esper.telemetry.sink import Sink
 from esper.telemetry.text import count, duration, number
 
+FIRST_PART = 0.1
+"""Part of the first round after which the time that all rounds take is told."""
+
 
 class TerminalConsole(Console):
     """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
@@ -32,6 +35,7 @@ class ConsoleSink(Sink):
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
         self._view = RunView(MAX_HISTORY, clock)
+        self._timed = False
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
@@ -39,9 +43,17 @@ class ConsoleSink(Sink):
 
     def _tell(self, event: Event) -> None:
         left = self._view.pace.seconds_left()
-        eta = f"  ETA {duration(left)}" if left else ""
+        eta = ""
+        if left:
+            eta = f"  about {duration(left)} left"
         for line in lines(event, self._view, eta):
             self.print(line)
+        if isinstance(event, events.EpochCompleted) and not self._timed:
+            # The first epochs of a process are slower than the others.
+            known = self._view.part_of_round >= FIRST_PART and left is not None
+            if known and self._view.done == 0:
+                self._timed = True
+                self.print(f"all rounds: about {duration(left or 0.0)} left")
 
     def start(self) -> None:
         """Does nothing: lines need no preparation, as a live view does."""
@@ -90,6 +102,19 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
     return []
 
 
+def plan(event: events.RunStarted) -> list[str]:
+    """Returns what a run will do, and its words."""
+    hosts = count(event.rounds * event.n_envs, "host")
+    lines = [
+        f"{event.controller} will grow {hosts} on {event.task}: {count(event.rounds, 'round')} of {event.n_envs}, "
+        f"{count(event.episode_length, 'epoch')} each, beside hosts left alone",
+        "host: a network in training; slot: a place where a seed (new layers) is tried; kept seeds stay",
+    ]
+    if event.tier is None:
+        lines.append("simulated: no network is trained; scores follow a law that Esper made up")
+    return lines
+
+
 def size(event: events.RunStarted) -> list[str]:
     """Returns the lines about how much the run is to do."""
     rounds = count(event.rounds, "round")
@@ -102,8 +127,8 @@ def size(event: events.RunStarted) -> list[str]:
 
 def _header(event: events.RunStarted) -> list[str]:
     header = [
-        f"task {event.task}, controller {event.controller}, seed {event.seed}",
-        *size(event),
+        *plan(event),
+        f"seed {event.seed}; {size(event)[1]}",
         f"blueprints: {', '.join(event.blueprints)}",
         *_execution(event, f", {event.precision}"),
     ]
@@ -135,10 +160,10 @@ def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
     if found.other is not None:
         gain = score.difference(found.grown - found.other, 1)
         result += f"  {found.name} {score.value(found.other, 1)}  ({gain})"
-    return (
-        f"round {event.round}/{event.rounds}  {result}  {event.fossils:.1f} fossils per host  "
-        f"{count(event.rollbacks, 'rollback')}  {rates(event)}{eta}"
-    )
+    back = ""
+    if event.rollbacks:
+        back = f"{count(event.rollbacks, 'rollback')}  "
+    return f"round {event.round}/{event.rounds}  {result}  {event.fossils:.1f} kept per host  {back}{rates(event)}{eta}"
 
 
 def practice(event: events.PracticeRound) -> str:

@@ -28,7 +28,7 @@ MAX_SILENCE = 60.0
 class LiveSink(ConsoleSink):
     """Redraws the view in place a few times per second, after an event.
 
-    Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
+    Lasting information (the header, rounds, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -42,7 +42,7 @@ class LiveSink(ConsoleSink):
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        under_way = isinstance(event, events.PracticeRound | events.RoundCompleted) and event.round < event.rounds
+        under_way = isinstance(event, events.PracticeRound) and event.round < event.rounds
         if not under_way and not isinstance(event, events.PolicyUpdated):  # those are only drawn
             self._tell(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
@@ -50,11 +50,8 @@ class LiveSink(ConsoleSink):
         self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
 
     def close(self) -> None:
-        """Removes the view; prints the last round as a line, unless it was the run's final one."""
+        """Removes the view."""
         self._live.stop()
-        last = self._view.last(events.RoundCompleted)
-        if last is not None and last.round < last.rounds:
-            self._tell(last)
 
     def _draw(self, always: bool) -> None:
         now = time.perf_counter()

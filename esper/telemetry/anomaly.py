@@ -42,7 +42,7 @@ class AnomalyDetector:
         max_grad_norm: norm that gradients are clipped to, ``ppo.max_grad_norm``.
         rounds: rounds of the whole run, which define what is early or late.
         ranked: heads whose prior ranks choices by measured profit. Where one choice clearly pays more than the others,
-            such a head is certain before it learns anything.
+            such a head is certain before it learns anything; and heads that practice settles.
     """
 
     limits: AnomalyConfig

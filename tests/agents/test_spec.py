@@ -96,7 +96,7 @@ def test_every_rule_has_a_name() -> None:
 
 
 def test_what_a_controller_does_is_said_by_its_name() -> None:
-    names = [*NAMES, "no-growth"]
+    names = NAMES
 
     def having(fact: str) -> list[str]:
         return [name for name in names if getattr(ControllerSpec.of(name), fact)]
@@ -119,7 +119,7 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
         "schedule:FILE.toml",
     ]
     assert having("follows") == followers
-    assert having("alone") == ["none", "no-growth"]
+    assert having("alone") == ["none"]
     assert having("is_code") == [FORM]
 
 

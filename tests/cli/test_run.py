@@ -42,14 +42,16 @@ def test_the_last_lines_are_the_figures_of_the_run(esper: Esper) -> None:
         f"  none       {told['reference_accuracy']:6.2f} %   {told['difference']:+6.2f} pp, "
         f"{told['low']:+.2f} to {told['high']:+.2f}: inconclusive, under 10 pairs"
     )
+    assert re.fullmatch(r"1 round in \d+ s; run folder: mine", lines[first + 5])
+    assert lines[first + 6] == ""
+    assert lines[first + 7].startswith("In short, too few hosts to tell")
     assert re.fullmatch(
         r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept per host\)\.",
-        lines[first + 5],
+        lines[first + 8],
     )
-    assert lines[first + 6].startswith("In short, too few hosts to tell")
-    assert re.fullmatch(r"1 round in \d+ s; run folder: mine", lines[first + 7])
-    assert lines[first + 8 : first + 10] == ["", "Next:"]
-    assert all(line.startswith("  esper ") for line in lines[first + 10 :])
+    assert lines[first + 9].startswith("Not compared: ")
+    assert lines[first + 10] == "Next:"
+    assert all(line.startswith("  esper ") for line in lines[first + 11 :])
 
 
 def test_the_config_of_a_run_folder_runs_again(esper: Esper) -> None:

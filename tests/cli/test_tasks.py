@@ -11,7 +11,8 @@ import pytest
 from esper.agents.spec import NAMES
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
-from esper.data.tasks import SIMULATED, TASKS
+from esper.data.names import SIMULATED
+from esper.data.tasks import TASKS
 from esper.files.grown_host import load_host
 from esper.run.rollout import Collector
 from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed

@@ -59,9 +59,7 @@ def play(
 def grown() -> ComparisonResult:
     """Hosts that keep a convolution, beside all controls."""
     with TemporaryDirectory() as folder:
-        return play(
-            Path(folder), SCHEDULE, "static", "bigger", "same-compute", "no-growth"
-        )
+        return play(Path(folder), SCHEDULE, "static", "bigger", "same-compute", "none")
 
 
 def test_the_grown_hosts_did_grow() -> None:
@@ -89,7 +87,7 @@ def test_bigger_has_the_nearest_size_and_says_how_near() -> None:
 
 def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
     for ours, longer, alone in zip(
-        *(grown().hosts[name] for name in ("grown", "same-compute", "no-growth")),
+        *(grown().hosts[name] for name in ("grown", "same-compute", "none")),
         strict=True,
     ):
         assert longer.parameters == 277
@@ -104,10 +102,9 @@ def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(
     tmp_path: Path,
 ) -> None:
     """Weights, batches and phases are the same; only the incubation of the pruned seed costs compute."""
-    found = play(tmp_path, PLANT_ONLY, "static", "bigger", "no-growth").hosts
+    found = play(tmp_path, PLANT_ONLY, "static", "bigger", "none").hosts
     alone = [
-        (host.accuracy, host.loss, host.flops, host.rollbacks)
-        for host in found["no-growth"]
+        (host.accuracy, host.loss, host.flops, host.rollbacks) for host in found["none"]
     ]
     assert len(set(alone)) == 2  # two hosts, not one twice
     for name in ("static", "bigger"):
@@ -218,7 +215,7 @@ def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
             "static",
             "bigger",
             "same-compute",
-            "no-growth",
+            "none",
             ranks=ranks,
         )
     assert spread.hosts == grown().hosts

@@ -3,7 +3,8 @@
 import pytest
 
 from esper.config import ConfigError
-from esper.data.tasks import REMOVED, build_host, load_task
+from esper.data.names import REMOVED
+from esper.data.tasks import build_host, load_task
 from esper.hosts.cnn import CNNHost
 
 

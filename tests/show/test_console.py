@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -19,7 +20,7 @@ from esper.telemetry.event import (
     RunResumed,
     StepsNotCaptured,
 )
-from tests.telemetry.sample_events import completed, cut, started, updated
+from tests.telemetry.sample_events import completed, cut, epoch, started, updated
 
 
 def printed(*events: Event, width: int = 40) -> list[str]:
@@ -33,15 +34,13 @@ def printed(*events: Event, width: int = 40) -> list[str]:
 
 
 def test_the_header_describes_the_run() -> None:
-    text = "\n".join(printed(started()))
-    for part in (
-        "digits",
-        "ppo",
-        "seed 7",
-        "12 rounds of 8 hosts, 30 epochs each",
-        "6,418 parameters",
-    ):
-        assert part in text
+    first, *others = printed(started())
+    assert first == (
+        "ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each, beside hosts left alone"
+    )
+    text = "\n".join(others)
+    assert "seed 7; host: 6,418 parameters" in text
+    assert "simulated" not in text
     for part in ("r0c0, r0c1", "conv_light, norm", "runs/a"):
         assert part in text
 
@@ -53,10 +52,10 @@ def test_a_round_has_one_line() -> None:
         "test accuracy: grown 85.7 %",
         "alone 83.5 %",
         "(+2.2 pp)",
-        "1.5 fossils per host",
+        "1.5 kept per host",
         "1 rollback",
         "5,230 images/s, 41.5 epochs/s",
-        "ETA 1m30s",
+        "about 1m30s left",
     ]
 
 
@@ -70,7 +69,7 @@ def test_a_round_has_one_line() -> None:
 )
 def test_the_time_left_is_in_whole_units(left: float, eta: str) -> None:
     (line,) = printed(completed(1, rounds=2, seconds=left), width=200)
-    assert line.endswith(f"  ETA {eta}")
+    assert line.endswith(f"  about {eta} left")
 
 
 def test_rollbacks_and_cut_seeds_have_lines() -> None:
@@ -220,3 +219,23 @@ def test_an_anomaly_is_a_warning_with_advice() -> None:
     assert printed(warning) == [
         "  warning, round 4: the critic is off; try: lower ppo.learning_rate"
     ]
+
+
+def test_simulated_hosts_are_said_to_be_simulated() -> None:
+    lines = printed(replace(started(), tier=None))
+    assert any(line.startswith("simulated: no network is trained") for line in lines)
+
+
+def test_the_time_of_all_rounds_is_told_once_as_soon_as_it_is_known() -> None:
+    stream = io.StringIO()
+    seconds = iter(range(1000))
+    sink = ConsoleSink(Console(file=stream, width=200), lambda: float(next(seconds)))
+    sink.handle(replace(started(), rounds=2, n_envs=1, episode_length=10))
+    for number in range(1, 5):
+        sink.handle(epoch(0, number))
+    said = [
+        line
+        for line in stream.getvalue().splitlines()
+        if line.startswith("all rounds: about ")
+    ]
+    assert len(said) == 1

@@ -172,7 +172,7 @@ def ended() -> RunCompleted:
 
 @pytest.mark.usefixtures("eager")
 def test_lasting_information_is_printed_above_the_view() -> None:
-    """The header, rollbacks, cut seeds, the comparison and the last round remain after the view is removed."""
+    """The header, rollbacks, cut seeds, rounds and the comparison remain after the view is removed."""
     console = terminal()
     sink = LiveSink(console)
     baseline = BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1)
@@ -190,16 +190,17 @@ def test_lasting_information_is_printed_above_the_view() -> None:
     sink.close()
     lines = plain(written(console))
     for wanted in (
-        "task digits, controller ppo, seed 7",
+        "ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each, beside hosts left alone",
         "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
         "rollback: round 12, host 3, epoch 17: loss spike (8.5000, limit 4.2500), back to epoch 12",
         "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",
         "comparing, round 1/2: none, test accuracy 83.0 %",
     ):
         assert wanted in lines
-    assert lines[-2].startswith(
-        "round 1/10  test accuracy: grown 80.0 %  alone 83.5 %"
-    )  # it takes two lines
+    assert any(
+        line.startswith("round 1/10  test accuracy: grown 80.0 %  alone 83.5 %")
+        for line in lines
+    )
     assert any(
         line.startswith("accuracy    ") and "epoch 5" in line for line in lines
     )  # it was drawn, and drawn over
@@ -210,7 +211,7 @@ def test_the_picture_is_not_drawn_for_every_event() -> None:
     console = terminal()
     sink = LiveSink(console)
     sink.handle(started())
-    sink.handle(epoch(0, 1, r0c0="TRAINING"))
+    sink.handle(epoch(0, 30, r0c0="TRAINING"))
     before = len(written(console))
     sink._drawn += 1000.0  # as if the next picture were due much later
     for number in range(200):
