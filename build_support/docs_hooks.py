@@ -34,7 +34,7 @@ def _path(link: re.Match[str], folder: str) -> str:
 
 def command_reference() -> str:
     """Markdown with the help and the options of every command of ``esper``."""
-    from esper.cli.main import group
+    from esper.cli.group import group
 
     root = click.Context(group, info_name="esper")
     return "\n".join(_section(name, group, root) for name in group.list_commands(root))

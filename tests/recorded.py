@@ -63,7 +63,7 @@ class Recorded:
     @cached_property
     def comparison(self) -> Path:
         """A comparison of none, random and heuristic on twelve pairs of simulated hosts."""
-        from esper.cli.main import group
+        from esper.cli.group import group
 
         arms = ("--arm", "none", "--arm", "random", "--arm", "heuristic")
         size = ("--pairs", "12", "--envs", "4", "--episode-length", "30")

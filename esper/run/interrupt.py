@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -84,6 +85,35 @@ def termination_interrupts() -> Iterator[None]:
     finally:
         for number in silent:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts_end() -> Iterator[None]:
+    """Ends the process with exit status 130 and one word if a signal comes in the block, which begins no work.
+
+    An exception in the middle of an import would be printed, or lost. Signals that something else handles, or ignores,
+    stay as they are, and those by which a launcher ends a rank.
+    """
+    defaults = {}
+    signals = SIGNALS[:1] if "RANK" in os.environ else SIGNALS
+    if _on_main_thread():
+        for number in signals:
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                defaults[number] = handler
+    for number in defaults:
+        signal.signal(number, _end_at_once)
+    try:
+        yield
+    finally:
+        for number, handler in defaults.items():
+            signal.signal(number, handler)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    with suppress(OSError):  # of a closed stream
+        os.write(2, b"Interrupted.\n")
+    os._exit(130)
 
 
 def _on_main_thread() -> bool:

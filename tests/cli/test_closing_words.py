@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.cli.run import closing_words, next_commands, plain_words, result_lines
 from esper.compare.analysis import corrected
 from esper.compare.statistics import compare_pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esper.cli import demo
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.config import TrainingConfig
 from tests.cli.conftest import Esper
 

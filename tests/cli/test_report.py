@@ -76,7 +76,7 @@ def test_neither_imports_torch(
 ) -> None:
     shutil.copytree(recorded.run, tmp_path / "r")
     script = (
-        "import sys\nfrom esper.cli.main import group\n"
+        "import sys\nfrom esper.cli.group import group\n"
         f"group([{command!r}, {str(tmp_path / 'r')!r}], standalone_mode=False)\n"
         "print('heavy:', [name for name in ('torch', 'scipy', 'sklearn') if name in sys.modules])\n"
     )

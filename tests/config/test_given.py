@@ -9,8 +9,8 @@ import click
 import pytest
 
 from esper.agents.spec import ControllerSpec
-from esper.bench.main import main as bench
-from esper.cli.main import COMMANDS, PLACES
+from esper.bench.command import command as bench
+from esper.cli.group import COMMANDS, PLACES
 from esper.compare.arms import read_arms
 from esper.config import ConfigError
 from esper.config.given import PATH, GivenPath

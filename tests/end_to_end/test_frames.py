@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import esper
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.env.no_growth import FIRST_INDEX
 from esper.training import step
 from esper.training.host_training import HostTraining

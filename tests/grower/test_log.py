@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.config import ConfigError
 from esper.show.read import open_run
 from esper.telemetry import event as events

@@ -85,6 +85,20 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/compare/test_comparison_run.py::test_a_comparison_follows_what_it_began_with_from_anywhere[schedule]",
         ),
         Fault(
+            "a signal before the first import is left to Python",
+            "esper/cli/main.py",
+            "    with interrupts_end():\n",
+            "    with nullcontext():\n",
+            "tests/cli/test_main.py::test_a_signal_while_the_command_is_imported_ends_it_with_a_word",
+        ),
+        Fault(
+            "a launcher does not see that it has ended a rank",
+            "esper/run/interrupt.py",
+            '    signals = SIGNALS[:1] if "RANK" in os.environ else SIGNALS\n',
+            "    signals = SIGNALS\n",
+            "tests/cli/test_main.py::test_a_launcher_sees_which_ranks_it_has_ended",
+        ),
+        Fault(
             "a quota of the process's own group counts alone",
             "esper/training/execution/cores.py",
             "(mount / part for part in (place, *place.parents))",

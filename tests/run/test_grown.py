@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import esper
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.telemetry.event import EpochCompleted, Event
 from tests.run.run_helpers import same_run, stable_log
 from tests.run.test_grow import SCHEDULE, config, task

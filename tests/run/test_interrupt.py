@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from esper.run.interrupt import interrupts_wait, termination_interrupts
+from esper.run.interrupt import (
+    ENDS,
+    SIGNALS,
+    interrupts_end,
+    interrupts_wait,
+    termination_interrupts,
+)
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
@@ -86,3 +92,20 @@ def test_a_terminal_that_closes_interrupts_as_sigterm_does_unless_nohup_ignores_
     with termination_interrupts(), interrupts_wait():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_signals_before_any_work_are_the_systems_again_afterwards() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    with interrupts_end():
+        assert len({signal.getsignal(number) for number in ENDS}) == 1
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_a_signal_that_is_handled_or_ignored_before_any_work_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts_end():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

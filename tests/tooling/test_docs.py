@@ -14,7 +14,7 @@ import pytest
 
 from build_support.docs_hooks import command_reference
 from esper.agents.make import make_controller
-from esper.cli.main import group
+from esper.cli.group import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
 from esper.core.action import ActionSpec

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from esper.bench.main import main as bench
-from esper.cli.main import group
+from esper.bench.command import command as bench
+from esper.cli.group import group
 from esper.compare import controls
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
