@@ -218,15 +218,25 @@ class NeedController(HeuristicController):
     Settings are in ``config.need`` and ``config.heuristic``. Raises ConfigError if need is not measured.
     """
 
+    EPISODE_STATE = (*HeuristicController.EPISODE_STATE, "measured")
+
     def prepare(self) -> None:
         super().prepare()
+        self.measured = [False] * self.n_envs
+        """Whether the need of any slot was ever known in this episode: that of layers that have just grown is not."""
         if not self.config.env.need_every:
             raise ConfigError("the controller need plants by what env.need_every measures: set it to 1 or more")
 
+    def begin_episode(self, env: int) -> None:
+        super().begin_episode(env)
+        self.measured[env] = False
+
     def choose(self, env: int, view: EnvView) -> Ints:
         slots = self.spec.slots
+        if any(view.slot(slot, "need_measured") for slot in slots):
+            self.measured[env] = True
         vacant = all(view.stage(slot) is SeedStage.DORMANT for slot in slots)
-        if vacant and not any(view.slot(slot, "need_measured") for slot in slots):
+        if vacant and not self.measured[env]:
             raise ConfigError(
                 "the controller need found no need at any slot: it is measured where a layer reads another one, as at "
                 "r2 of CNNs, on data in memory; in a loop with esper.Grower, by grower.measure_need() before step()"

@@ -196,6 +196,14 @@ class Slots(Arrays):
         return np.where(IS_ON[self.stage], self.alpha, 0.0)
 
 
+def mean_need(slots: Slots) -> float | None:
+    """Returns the mean of the needs that are known, of all envs; None without any."""
+    known = slots.need[~np.isnan(slots.need)]
+    if not known.size:
+        return None
+    return float(known.mean())
+
+
 GROWN = ("merges", "last_merge", "first_merge", "accuracy_at_merge", "merged_parameters", "merged_flops")
 """Fields of Slots that tell what a slot has grown in its host; they stay when its seed goes, and a rollback restores
 them with the layers."""

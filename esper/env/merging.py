@@ -109,7 +109,8 @@ class Merger:
                 new = training.task.new_host(config.slots)
             new.to(training.device)
             new.probe(training.sample)
-            self._first = self.catalog.choices(
+            # The catalog's own places are those of a host that may have grown before a stop.
+            self._first = self.catalog.at(new.sites).choices(
                 new,
                 training.sample,
                 config.at_once,

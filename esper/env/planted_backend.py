@@ -11,8 +11,9 @@ from esper.core.ramps import STYLE_IS_GATED, STYLE_OPERATOR
 from esper.core.slots import IS_ON, Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, copied
-from esper.env.backend import Backend, Merge
+from esper.env.backend import Backend, Merge, Release
 from esper.env.planted_law import SimParams
+from esper.env.planted_layers import MATURE, PlantedLayers
 from esper.training.rng import RngStream, derive_seed
 
 
@@ -80,6 +81,7 @@ class PlantedBackend(Backend):
         self.merged_worth = np.zeros_like(self.experience)
         """Worth of all merged seeds of a slot, [E, S], pp; ``merged_gain`` is what they add now."""
         self.merged_gain = np.zeros_like(self.experience)
+        self.layers = PlantedLayers(law, n_envs)
         self.scar = np.zeros(n_envs)
         """Accuracy lost to shocks and not healed yet, [E], pp."""
         self.noise = np.zeros((n_envs, horizon + 1, 1 + 2 * slots))
@@ -101,26 +103,13 @@ class PlantedBackend(Backend):
         scale = np.full(self.noise.shape[2], law.paired_noise, dtype=np.float64)
         scale[0] = law.noise
         for env in np.flatnonzero(starting).tolist():
+            self.layers.reset(env)
             episode = int(episodes[env])
             draw = np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.NOISE))
             self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
             if law.world_envs is not None:
-                draw = self._draw_of_world(run_seed, env // law.world_envs, episode)
+                draw = _draw_of_world(law, run_seed, env // law.world_envs, episode)
             self._draw_unknowns(env, draw)
-
-    def _draw_of_world(
-        self,
-        run_seed: int,
-        world: int,
-        episode: int,
-    ) -> np.random.Generator:
-        """Returns the random numbers that all envs and episodes of a world draw."""
-        number = 0
-        if self.law.world_episodes:
-            # Worlds do not all end in the same episode.
-            number = (episode + world) // self.law.world_episodes
-        seed = derive_seed(run_seed, world, number, RngStream.EXPERIENCE, 1)
-        return np.random.default_rng(seed)
 
     def _draw_unknowns(self, env: int, draw: np.random.Generator) -> None:
         """Sets what a controller does not know of the world of ``env``."""
@@ -155,17 +144,31 @@ class PlantedBackend(Backend):
         self.merged_gain += np.where(merged, worth * slots.alpha * self.maturity, 0.0)
         self.experience[merged] = 0.0
         self.trained_alpha[merged] = 0.0  # nothing changes: no shock
-        choices = self.law.choices
-        flops = choices.flops_of(slots)
+        flops = self.law.choices.flops_of(slots)
         merges = {}
         for env in np.flatnonzero(merged.any(axis=1)).tolist():
-            of_env = merged[env]
-            parameters = of_env * slots.parameters[env]
-            operations = of_env * flops[env]
-            grown = 1 + (slots.merged_parameters[env] + parameters) / self.law.host_parameters
-            now = replace(choices, widths=np.rint(choices.widths * grown).astype(np.int64))
-            merges[env] = Merge(of_env, parameters, operations, now)
+            merges[env] = self.layers.merge(
+                env,
+                merged[env],
+                slots.blueprint[env],
+                slots.parameters[env],
+                flops[env],
+                worth[env],
+            )
         return merges
+
+    def take_out(self, where: Bools) -> dict[int, Release]:
+        releases = {}
+        for env, s in np.argwhere(where).tolist():
+            maturity = self.merged_gain[env, s] / (self.merged_worth[env, s] or 1.0)
+            releases[env], worth = self.layers.release(env, s)
+            self.merged_worth[env, s] -= worth
+            self.merged_gain[env, s] -= worth * maturity
+            # The inverse of the law's maturity.
+            ripening = -np.log1p(-min(maturity, MATURE))
+            self.experience[env, s] = ripening * self.seed_time[env, 0] * self.horizon
+            self.trained_alpha[env, s] = 1.0  # nothing changes: no shock
+        return releases
 
     @property
     def maturity(self) -> Floats:
@@ -270,11 +273,13 @@ class PlantedBackend(Backend):
         return self.true_accuracies(state.slots, state.epoch).committed
 
     def state_dict(self) -> Any:
-        return {name: copied(getattr(self, name)) for name in self.STATE}
+        arrays = {name: copied(getattr(self, name)) for name in self.STATE}
+        return {**arrays, "layers": self.layers.state()}
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         for name in self.STATE:
             getattr(self, name)[:] = saved[name].numpy()
+        self.layers.load_state(saved.get("layers", []))  # earlier versions did not shrink
 
     def true_accuracies(self, slots: Slots, epoch: Ints) -> Accuracies:
         """Returns the accuracies under the law after ``epoch`` epochs [E], for all configurations."""
@@ -327,6 +332,21 @@ class PlantedBackend(Backend):
         helping = realised * (worth > 0)
         synergy = self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
         return np.asarray((worth * realised).sum(axis=1) + synergy)
+
+
+def _draw_of_world(
+    law: SimParams,
+    run_seed: int,
+    world: int,
+    episode: int,
+) -> np.random.Generator:
+    """Returns the random numbers that all envs and episodes of a world draw."""
+    number = 0
+    if law.world_episodes:
+        # Worlds do not all end in the same episode.
+        number = (episode + world) // law.world_episodes
+    seed = derive_seed(run_seed, world, number, RngStream.EXPERIENCE, 1)
+    return np.random.default_rng(seed)
 
 
 def _neighbours(values: Floats) -> Floats:

@@ -11,6 +11,7 @@ from typing import Any
 from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config.resolved import ResolvedConfig
+from esper.core.slots import mean_need
 from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
@@ -150,6 +151,7 @@ class LoopLog:
                 epochs_per_second=epochs / self.seconds,
                 images_per_second=0.0,
                 phase_seconds={} if self.seconds_before else env.phase_seconds,
+                need=mean_need(state.slots),
             )
         )
         self.emit(

@@ -342,7 +342,9 @@ class SeedGroups:
         if self._closed:
             return None
         if not self._scheduled:
-            require_same_rates(self._rates, rates_of(self.optimizer))
+            rates = rates_of(self.optimizer)
+            if rates != self._rates:
+                require_same_rates(self._rates, rates)
         self.steps += 1
         self._looks += 1
         if self._looks <= LOOKS:
@@ -397,6 +399,8 @@ class SeedGroups:
         _clear(self._on())
 
     def _follow_rates(self) -> None:
+        if not self._parameters:  # no seed is there, and a loop has no time to lose
+            return
         for name, group in self.groups.items():
             leader = self._matcher.group(name)
             if leader["lr"] is not None:

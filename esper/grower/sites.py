@@ -109,7 +109,7 @@ class SiteHooks:
         self.passes.after_pass = partial(_let_rest, self)
         for module in dict.fromkeys((model, *(model.get_submodule(path.sink) for path in self.paths.values()))):
             self.passes.watch_loading(module, partial(_warn_of_loading, self))
-        self.form = _form_of(model)
+        self.form = _form_of(self)
         self.moved: Callable[[list[nn.Parameter]], None] = lambda parameters: None
         """Receives parameters of seeds that have followed the model to another dtype or device."""
         self.follow(model)
@@ -202,6 +202,7 @@ class SiteHooks:
         that were gathered without a seed would be wrong in its trials.
         """
         _wake(self)
+        self._first_parameter: tuple[nn.Module, str] | None = None  # layers may have been replaced
         self._fresh.clear()
         self.learned.clear()
         self.empty.clear()
@@ -285,8 +286,7 @@ class SiteHooks:
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self._takes_probe(name)
-        reads = probing or site.seed is not None
-        at = Features(h, hook.source(h)) if reads else Features.at_sink(h)
+        at = Features(h, hook.source(h)) if probing or site.seed is not None else Features.at_sink(h)
         if probing:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
@@ -421,7 +421,7 @@ def outputs_of_last(hooks: SiteHooks) -> list[Tensor] | None:
 
 def _move_along(hooks: SiteHooks) -> None:
     """Moves seeds to the dtype and the device that the model has now."""
-    form = _form_of(hooks.model)
+    form = _form_of(hooks)
     if form is None or form == hooks.form:
         return
     before, hooks.form = hooks.form, form
@@ -467,9 +467,28 @@ def _check(hooks: SiteHooks, name: str, module: nn.Module, h: object) -> None:
     hooks.checked.add(name)
 
 
-def _form_of(model: nn.Module) -> tuple[torch.device, torch.dtype] | None:
-    """Returns the device and the dtype of the first floating-point parameter; None without one."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.device, parameter.dtype
+def _form_of(hooks: SiteHooks) -> tuple[torch.device, torch.dtype] | None:
+    """Returns the device and the dtype of the model's first floating-point parameter; None without one.
+
+    It runs in each pass, and looks for the parameter once an epoch.
+    """
+    parameter = None
+    if hooks._first_parameter is not None:
+        module, name = hooks._first_parameter
+        parameter = module._parameters.get(name)
+    if parameter is None:
+        hooks._first_parameter = _first_parameter_of(hooks.model)
+        if hooks._first_parameter is None:
+            return None
+        module, name = hooks._first_parameter
+        parameter = module.get_parameter(name)
+    return parameter.device, parameter.dtype
+
+
+def _first_parameter_of(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """Returns the module and the name in it of the first floating-point parameter of ``model``; None without one."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point():
+                return module, name
     return None

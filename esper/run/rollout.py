@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from esper.agents.controller import Controller, log_prob_of
 from esper.agents.ppo.agent import PPOAgent
+from esper.core.slots import mean_need
 from esper.env.slot_env import SlotVectorEnv
 from esper.ops.torch_state import training_state
 from esper.run.interrupt import interrupts_wait
@@ -42,6 +43,8 @@ class EpisodeStats:
     epochs: Floats
     rollbacks: Floats
     illegal_actions: Floats
+    need: float | None
+    """Mean of the needs of vacant slots that were measured last; None if none were."""
     observation: NDArray[np.float32]
     seconds: float
 
@@ -127,6 +130,7 @@ class Rollout:
             epochs=state.epoch.astype(np.float64),
             rollbacks=state.rollbacks.astype(np.float64),
             illegal_actions=self.info["illegal_actions"].astype(np.float64),
+            need=mean_need(state.slots),
             observation=self.observation,
             seconds=self.seconds,
         )

@@ -215,6 +215,7 @@ class RunTelemetry:
                 images_per_second=samples / stats.seconds,
                 phase_seconds={name: after - before.get(name, 0.0) for name, after in env.phase_seconds.items()},
                 memory=self._memory(envs),
+                need=stats.need,
             )
         )
         if env.gatherer.learns:

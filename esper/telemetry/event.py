@@ -273,6 +273,8 @@ class RoundCompleted(Event):
     images_per_second: float = volatile()
     phase_seconds: dict[str, float] = volatile()  # noqa: RUF009  a field, not a default
     memory: dict[str, int] = dataclasses.field(default_factory=dict, metadata={"volatile": True})
+    need: float | None = None
+    """Mean of the needs of vacant slots that were measured last; None if none were, and in older logs."""
 
 
 @dataclass(frozen=True, slots=True)

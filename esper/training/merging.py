@@ -21,6 +21,7 @@ from esper.hosts.example import coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.inputs import logits_of
+from esper.hosts.merge import last_layer, merge_linear, obstacle_to_linear
 from esper.hosts.moments import Averages, Key, merged_averages, twin_of
 from esper.hosts.shrink import take_units
 from esper.hosts.transformer import TransformerHost
@@ -58,6 +59,8 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             stay[site.name] = "it is not to be merged"
         elif site.name in training.seed_rates:
             stay[site.name] = "its learning rate is not that of its host"
+        elif training.config.task.freeze != "nothing":
+            stay[site.name] = "layers of its host are frozen, and the seed is not"
     widths = {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
     network = GrownHost(host, seeds, kept, "").train(host.training)
     groups = [training.host_group, *training.seed_groups.values()]
@@ -113,7 +116,8 @@ def merge_residual(
     changes: Callable[[], str | None],
     copied: dict[torch.Tensor, torch.Tensor],
 ) -> str | None:
-    """Merges a seed that reads its sink into ``network``: blocks become blocks of its host.
+    """Merges a seed that reads its sink into ``network``: blocks become blocks of its host, and what is linear in a
+    layer changes its weights.
 
     ``changes`` says how the outputs have changed. Adds to ``copied`` the parameters that are there now, with those of
     the seed that they are copies of. Returns the reason if it stays.
@@ -122,6 +126,8 @@ def merge_residual(
     host = network.host
     assert isinstance(seed, Seed)
     body = seed.body
+    if isinstance(host, GraftedHost):
+        return _merge_linear(network, name, changes)
     if not isinstance(body, Deeper) or not isinstance(host, TransformerHost):
         return "it changes the output of a block, and is not linear in what a layer computes"
     if network.kept[name].alpha != 1:
@@ -138,6 +144,37 @@ def merge_residual(
         return f"something else happens behind its block: merged, {found}"
     pairs = zip(nn.ModuleList(blocks).parameters(), body.blocks.parameters(), strict=True)
     copied.update(pairs)
+    return None
+
+
+def _merge_linear(
+    network: GrownHost,
+    name: str,
+    changes: Callable[[], str | None],
+) -> str | None:
+    """Merges a seed into the weights of the layer that it reads; see :func:`merge_residual`."""
+    seed = network.seeds[name]
+    alpha = network.kept[name].alpha
+    assert isinstance(seed, Seed)
+    assert isinstance(network.host, GraftedHost)
+    model = network.host.model
+    layer = last_layer(model.get_submodule(network.host.paths[name]))
+    reason = obstacle_to_linear(model, seed, layer)
+    if reason is not None:
+        return reason
+    if getattr(layer, "bias", None) is None:
+        for module in seed.body.modules():
+            if getattr(module, "bias", None) is not None:
+                return "it has a bias, and its layer has none"
+
+    def merge() -> None:
+        del network.seeds[name]
+        del network.kept[name]
+        merge_linear(seed, alpha, layer)
+
+    found = changed_by(network, merge, changes)
+    if found:
+        return f"something else uses the weights of its layer or changes its output: merged, {found}"
     return None
 
 

@@ -87,6 +87,24 @@ def test_it_grows_a_host_where_need_was_measured() -> None:
         assert planted == np.nanargmax(needs)
 
 
+def test_it_waits_for_the_need_of_layers_that_have_all_just_grown() -> None:
+    merging = {"slots": ["r2"], "need_every": 1, "at_once": True, "merge": True}
+    with rig(horizon=8, env={**merging, "edits_per_epoch": 8}) as world:
+        env = world.env
+        controller = NeedController(env.action_spec, env.layout, 1, config=env.config)
+        controller.begin()
+        while not world.env.done[0]:
+            actions = controller.act(world.observation, world.info["action_mask"])
+            world.step({0: actions[0]})
+            if np.isnan(env.state.slots.need).all():
+                resumed = NeedController(
+                    env.action_spec, env.layout, 1, config=env.config
+                )
+                resumed.load_memory_state(controller.memory_state())
+                controller = resumed
+        assert env.state.slots.merges[0].min() >= 2
+
+
 def test_plateau_plants_where_need_is_largest_if_it_is_measured() -> None:
     at_once = {"plateau": {"window": 0.0, "min_window_epochs": 1}}
     for world, slot in (

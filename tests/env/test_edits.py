@@ -116,6 +116,8 @@ def test_the_last_edit_trains() -> None:
     *_, info = env.step(plant(env, ("r0c1", "moss")))
     assert info["trained"].all()
     assert env.state.epoch.tolist() == [1, 1]
+    *_, info = env.step(plant(env, ("r0c2", "moss"), ("r0c2", "moss")))
+    assert not info["trained"].any(), "the next epoch has as many edits"
 
 
 def test_an_illegal_action_waits_and_trains() -> None:
@@ -142,6 +144,14 @@ def test_a_slot_is_acted_on_once_before_an_epoch() -> None:
     assert not info["trained"].any()
     assert env.state.slots.stage[0, 0] == S.PRUNED
     assert not info["action_mask"]["op_slot"][0, 1:, 0].any()
+
+    env = editing(1, law=SimParams())
+    env.reset(seed=0)
+    *_, info = env.step(plant(env, ("r0c0", "oak")))
+    assert env.state.slots.stage[0, 0] == S.GERMINATED
+    assert not info["action_mask"]["op_slot"][0, Op.ADVANCE, 0], "before an epoch"
+    *_, info = env.step(wait_actions(1))
+    assert info["action_mask"]["op_slot"][0, Op.ADVANCE, 0]
 
 
 def test_seeds_without_stages_are_planted_in_all_slots_before_one_epoch() -> None:

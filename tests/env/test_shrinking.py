@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import esper
 from esper.core.action import Op
 from esper.core.stage import SeedStage as S
-from esper.files.grown_host import committed_network
-from esper.telemetry.event import EpochCompleted, StageChanged
+from esper.core.state import OF_HOSTS
+from esper.files.grown_host import committed_network, export, load_host
+from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 from esper.telemetry.seed_history import Life
 from esper.training.host_state import all_tensors
-from tests.core_helpers import DAMAGE, Rig, rig
+from tests.core_helpers import DAMAGE, Rig, digits, rig
 from tests.env.test_merging import MERGES, widths
+from tests.selection import slow_except
+
+STOPS = (4, 6, 9, 10, 11, 13)
 
 
 def prunable(world: Rig) -> list[bool]:
@@ -157,29 +163,59 @@ def grow_and_shrink(world: Rig, first: int, last: int, damage: int) -> None:
         world.do(*actions.get(epoch, ("WAIT",)), alpha_speed=5)
 
 
-@pytest.mark.parametrize("tier", ["eager", "native"])
-@pytest.mark.parametrize("stop", [4, 6, 9])
-def test_a_host_that_shrinks_goes_on_after_a_stop_with_the_same_bits(
-    tier: str, stop: int
+@pytest.mark.parametrize(
+    ("tier", "stops"),
+    slow_except(
+        [("native", (4, 11))],
+        [("native", (4, 11)), ("native", STOPS), ("eager", STOPS)],
+    ),
+)
+def test_a_host_that_grows_thrice_shrinks_and_is_rolled_back_goes_on_after_a_stop_with_the_same_bits(
+    tier: str, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """It stops while units fade, with the slot in cooldown, before and after the rollback, and after the last merge."""
     env = {**MERGES, "one_incubating": False}
     config: dict[str, Any] = {"env": env, "run": {"lanes": 1, "tier": tier}}
     with rig(horizon=14, **config) as world:
-        grow_and_shrink(world, 0, 14, damage=-1)
+        grow_and_shrink(world, 0, 14, damage=10)
         whole = {name: t.clone() for name, t in all_tensors(world.training())}
         observed = world.observation
+        assert world.env.state.rollbacks[0] == 1
+        assert world.of_kind(EpisodeCompleted)[-1].merges == {"r2c0": 2, "r2c1": 1}
         assert widths(world) == [8, 9]
-    with rig(horizon=14, **config) as world:
-        grow_and_shrink(world, 0, stop, damage=-1)
+    for stop in stops:
+        with rig(horizon=14, **config) as world:
+            grow_and_shrink(world, 0, stop, damage=10)
+            saved = copy.deepcopy(world.env.state_dict())
+        with rig(horizon=14, **config) as world:
+            world.env.load_state_dict(saved)
+            grow_and_shrink(world, stop, 14, damage=10)
+            for name, tensor in all_tensors(world.training()):
+                assert torch.equal(tensor, whole[name]), (stop, name)
+            np.testing.assert_array_equal(world.observation, observed)
+            network = committed_network(world.training())
+
+    x = digits().test.inputs(0, 50)
+    export(network, tmp_path / "host")
+    again = load_host(tmp_path / "host", model=digits().build_host())
+    assert torch.equal(again(x), network(x))
+    plain: Any = esper.plain(again, x, merge=True)
+    torch.testing.assert_close(plain(x), network(x))
+    assert not any("esper" in type(m).__module__ for m in plain.modules())
+
+
+def test_a_resumed_host_that_shrinks_to_its_first_layers_has_its_first_sizes() -> None:
+    """The sizes of a new host are counted anew, when all hosts of the env have grown."""
+    with rig(horizon=6, env=MERGES) as world:
+        first = {name: getattr(world.env.offers, name).copy() for name in OF_HOSTS}
+        world.do("GERMINATE", "r2c1", "widen_whole")
         saved = copy.deepcopy(world.env.state_dict())
-    with rig(horizon=14, **config) as world:
+    with rig(horizon=6, env=MERGES) as world:
         world.env.load_state_dict(saved)
-        grow_and_shrink(world, stop, 14, damage=-1)
-        for name, tensor in all_tensors(world.training()):
-            assert torch.equal(tensor, whole[name]), name
-        np.testing.assert_array_equal(world.observation, observed)
-        network = committed_network(world.training())
-        assert network(torch.zeros(1, 1, 8, 8)).isfinite().all()
+        assert (world.env.offers.parameters != first["parameters"]).any()
+        world.do("PRUNE", "r2c1", alpha_speed=0)
+        for name, sizes in first.items():
+            np.testing.assert_array_equal(getattr(world.env.offers, name), sizes, name)
 
 
 @pytest.mark.parametrize("damage", [3, 4, 9])

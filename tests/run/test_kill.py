@@ -15,6 +15,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint
 from tests.cli.child import start
 from tests.run.run_helpers import growing, kinds, learning, play, same_run, tiny
+from tests.telemetry.sample_events import read_events
 
 
 def killed_at(size: int, *arguments: str, folder: Path) -> bool:
@@ -62,10 +63,20 @@ def killed_again_and_again(
     return within
 
 
+MERGES = {
+    "slots": ["r0c0", "r2"],
+    "at_once": True,
+    "merge": True,
+    "edits_per_epoch": 3,
+    "one_incubating": False,
+}
 CONFIGS: dict[str, TrainingConfig] = {
     "random": growing(tiny(rounds=3, seed=7, checkpoint_minutes=1e-9)),
     "practised": growing(
         learning(ppo={"practice_steps": 512}, checkpoint_minutes=1e-9)
+    ),
+    "merging": growing(
+        tiny(rounds=3, seed=7, checkpoint_minutes=1e-9).with_values(env=MERGES)
     ),
 }
 """A checkpoint is written between any two steps, so that some kills come during a write."""
@@ -79,6 +90,9 @@ def test_a_run_killed_many_times_ends_as_one_that_was_not(
 ) -> None:
     assert killed_again_and_again(CONFIGS[name], 8, 0, tmp_path) > 0
     same_run(tmp_path / "r", tmp_path / "whole")
+    if name == "merging":
+        events = read_events(tmp_path / "whole" / "events.jsonl")
+        assert {"merged", "shrink"} <= {event.get("cause") for event in events}
 
 
 @pytest.mark.slow

@@ -88,6 +88,8 @@ def test_a_merged_widening_computes_the_same_and_keeps_its_momentum() -> None:
     assert seed is not None
     first, *_, last = seed.body.children()
     momentum = moments(training, first), moments(training, last)
+    (head,) = (m for m in host.modules() if isinstance(m, nn.Linear))
+    of_head = moments(training, head)
 
     def hook(number: int, at: Any) -> Tensor:
         grown = training.sites[number] is site
@@ -104,6 +106,8 @@ def test_a_merged_widening_computes_the_same_and_keeps_its_momentum() -> None:
     convolutions = [m for m in host.modules() if isinstance(m, nn.Conv2d)]
     assert torch.equal(moments(training, convolutions[0])[3:], momentum[0])
     assert torch.equal(moments(training, convolutions[1])[:, 3:], momentum[1])
+    assert of_head.any()
+    assert torch.equal(moments(training, head), of_head)
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -300,6 +304,44 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_grafted_network_takes_up_what_is_linear_in_a_layer(native: bool) -> None:
+    sites = {"r0c0": "fc1", "r0c1": "fc2"}
+    build = lambda: graft(Mlp(), sites, topology="mlp", example=torch.zeros(2, 1, 8, 8))  # noqa: E731
+    training = training_of(build, native)
+    x = training.task.validation.inputs(0, 40)
+    site = plant(training, "r0c0", "lora", stage=S.FOSSILIZED)
+    plant(training, "r0c1", "mlp_small", stage=S.FOSSILIZED)
+    train(training, 2)
+
+    def hook(number: int, at: Any) -> Tensor:
+        seed = training.sites[number].seed
+        return at.h if seed is None else at.h + seed.eval()(at.source)
+
+    wanted = training.host.eval().forward_with_hook(x, hook)
+    size = training.host.parameter_count
+    momentum = moments(training, training.host.model.fc1)
+    assert merge_fossils(training, ["r0c0", "r0c1"]).keys() == {"r0c1"}
+    assert site.seed is None
+    torch.testing.assert_close(training.host.forward_with_hook(x, hook), wanted)
+    assert training.host.parameter_count == size
+    assert torch.equal(moments(training, training.host.model.fc1), momentum)
+    again = training_of(build, native)
+    load_host_state(again, host_state(training), BLUEPRINTS)
+    stays = again.site_by_name["r0c1"]
+    again.assign(stays, Role.FOSSIL, 1.0, 1.0, learning=True)
+    train(again)
+    train(training)
+    require_same(training, again)
+
+
+def test_layers_of_a_frozen_host_take_up_nothing() -> None:
+    """Their weights would not learn any more, and the seed does."""
+    training = training_of(freeze="body")
+    plant(training, "r2c0", "widen_half", stage=S.FOSSILIZED)
+    assert "are frozen" in merge_fossils(training, ["r2c0"])["r2c0"]
 
 
 def test_a_grafted_network_takes_up_widenings_and_loras() -> None:
