@@ -74,7 +74,7 @@ for _ in range(EPOCHS):
         done = f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
     accelerator.print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %{done}")
 
-network = grower.finish()
+network = grower.finish(quiet=True)
 accelerator.print(
     f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}"
 )

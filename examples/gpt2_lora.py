@@ -74,7 +74,7 @@ for _ in range(EPOCHS):
         f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
     )
 
-network = grower.finish()
+network = grower.finish(quiet=True)
 merged = esper.plain(
     network, test.x[:2], merge=True
 )  # a GPT2LMHeadModel again: merged.save_pretrained(...) works

@@ -82,7 +82,7 @@ for _ in range(EPOCHS):
             f"epoch {step.epoch:3}  R² {step.score:.3f}, without the seed {step.without_seeds:.3f}  {done}"
         )
 
-network = grower.finish()
+network = grower.finish(quiet=True)
 added = nn.utils.parameters_to_vector(network.parameters()).numel() - parameters
 print(
     f"test: R² {r2(network, test).mean():.3f} with {grower.kept or 'no seeds'}, {added} parameters added"

@@ -79,7 +79,7 @@ for _ in range(EPOCHS):
         f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
     )
 
-network = grower.finish()
+network = grower.finish(quiet=True)
 added = nn.utils.parameters_to_vector(network.parameters()).numel() - parameters
 print(
     f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added"

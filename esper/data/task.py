@@ -23,6 +23,7 @@ from esper.data.objective import Objective, PerSample, make_objective
 from esper.data.split import SAMPLE, Split, StreamedSplit
 from esper.hosts.host import Host
 from esper.hosts.inputs import stack
+from esper.telemetry import html
 from esper.telemetry.score import ScoreUnit
 
 
@@ -144,6 +145,25 @@ class Task:
             raise ConfigError(f"{self.name}, train split: it has no samples")
         if self.augmentation != Augmentation():
             self._check_augmentation()
+
+    def __repr__(self) -> str:
+        return f"Task({self.name}: {', '.join(f'{count:,} {part}' for part, count in self._counts().items())} samples)"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [("data", self.description)] if self.description else []
+        rows += [(f"{part} samples", count) for part, count in self._counts().items()]
+        if self.classes is not None:
+            rows.append(("classes", self.classes))
+        rows += [
+            ("score", self.score_shown.name),
+            ("epochs", self.episode_length),
+            ("batch", self.batch_size),
+            ("learning rate", f"{self.optimizer}, {self.learning_rate:g}"),
+        ]
+        return html.table((f"task {self.name}", ""), rows)
+
+    def _counts(self) -> dict[str, int]:
+        return {"training": self.samples, "validation": len(self.validation), "test": len(self.test)}
 
     def _check_augmentation(self) -> None:
         """Raises ConfigError unless the training images and their targets can be augmented."""

@@ -40,6 +40,18 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
         grower.log.finish(env, parameters)
 
 
+def discard(grower: Grower) -> None:
+    """Removes all seeds and hooks of a loop from its model and its optimizer."""
+    for site in grower.hooks.sites.values():
+        if site.seed is not None:
+            site.remove()
+            grower.groups.remove(site.name)
+    grower.hooks.remove()
+    grower.merger.close()
+    if grower.log is not None:
+        grower.log.claim.close()
+
+
 def warn_of_copies(hooks: SiteHooks) -> None:
     """Warns of copies of the model that were made while it grew, and lack seeds that it has kept."""
     lacking = set()

@@ -250,10 +250,7 @@ class Grower:
         return needs
 
     def follow(self, average: nn.Module) -> None:
-        """Lets ``average``, an average of the weights that was made after this Grower, use the seeds.
-
-        Raises ConfigError for an average of another network.
-        """
+        """Lets a later average of the weights use the seeds. Raises ConfigError for one of another network."""
         self.hooks.follow(network_of(average, self.model))
 
     def summary(self) -> GrowthSummary:
@@ -281,14 +278,9 @@ class Grower:
 
     def close(self) -> None:
         """Ends growth without keeping anything: all seeds and hooks are removed from the model and the optimizer."""
-        for site in self.hooks.sites.values():
-            if site.seed is not None:
-                site.remove()
-                self.groups.remove(site.name)
-        self.hooks.remove()
-        self.merger.close()
-        if self.log is not None:
-            self.log.claim.close()
+        from esper.grower.finish import discard
+
+        discard(self)
 
     @property
     def kept(self) -> dict[str, str]:
@@ -299,6 +291,14 @@ class Grower:
     def merged(self) -> dict[str, tuple[str, ...]]:
         """Blueprints of the seeds that became a part of the layers before the end, in order, by slot."""
         return {self.record.names[name]: tuple(blueprints) for name, blueprints in self.merger.merged.items()}
+
+    def __repr__(self) -> str:
+        return f"Grower({type(self.model).__name__}, {self.record.shown}, epoch {self.epoch} of {self.horizon})"
+
+    def _repr_html_(self) -> str:
+        from esper.grower.summary import html_of
+
+        return html_of(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of growth: load it before those of the model, which may be wider, and of the optimizer."""

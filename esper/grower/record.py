@@ -46,6 +46,8 @@ class LoopRecord:
                 self.names[slot] = slot
         self.life = Life(0, 0)
         """The seeds so far; epochs are those of the loop."""
+        self.scores: list[float] = []
+        """Score after each decision, in the unit of ``evaluate``."""
         self.summary: GrowthSummary | None = None
         """Known at the end."""
         self._events: list[Event] = []
@@ -63,6 +65,11 @@ class LoopRecord:
             self.life.handle(replace(event, epoch=event.epoch + offset))
         return event
 
+    @property
+    def shown(self) -> str:
+        """The names, for a text."""
+        return ", ".join(self.names.values())
+
     def take(self) -> list[Event]:
         """Returns the events since the last call."""
         events = self._events
@@ -79,10 +86,12 @@ class LoopRecord:
 
     def state_dict(self) -> str:
         """Returns the seeds as JSON."""
-        return json.dumps(self.life.state_dict())
+        return json.dumps({"life": self.life.state_dict(), "scores": self.scores})
 
     def load_state_dict(self, state: str) -> None:
-        self.life.load_state_dict(json.loads(state))
+        saved = json.loads(state)
+        self.life.load_state_dict(saved["life"])
+        self.scores = saved["scores"]
 
 
 def renamed(event: E, names: Mapping[str, str]) -> E:

@@ -276,6 +276,7 @@ def report(
     life = record.life
     events = record.take()
     points = env.backend.points
+    record.scores.append(float(state.accuracy[0]) / points)
     for name, slot in before.items():
         seed = life.newest(name)
         if seed is not None and slot.trial is not None:

@@ -13,6 +13,7 @@ from esper.core.blueprints.source import Extensible, width_at
 from esper.env.reporting import standing_of
 from esper.grower.env import LoopEnv
 from esper.grower.report import units_in
+from esper.telemetry import html
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import TriedSeed
 from esper.telemetry.text import count, times
@@ -61,6 +62,12 @@ class GrowthSummary:
     """The reason that none was planted, if it is known."""
     unit: ScoreUnit
 
+    def _repr_html_(self) -> str:
+        return html.lines(str(self))
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -86,8 +93,8 @@ class GrowthSummary:
         if self.without_seeds is not None and self.kept:
             words += f"; {self.without_seeds:.4g} if what was grown is switched off, which the model has come to need"
         if self.alone is not None:
-            words += f"; {self.score - self.alone:+.3g} against {self.alone:.4g} of the training without growth"
-            words += " that was given"
+            words += f"; {self.score - self.alone:+.3g} against {self.alone:.4g} of the training without growth "
+            words += "that was given"
         return words
 
     @property
@@ -149,6 +156,31 @@ def summary_of(grower: Grower) -> GrowthSummary:
         note=_too_short(env),
         unit=env.score_unit,
     )
+
+
+def html_of(grower: Grower) -> str:
+    """Returns the summary of a loop for a notebook, with a chart of its life; before the first epoch, its slots."""
+    grown = grower.record.scores[grower.started :]  # from epoch 1 on
+    if not grown:
+        return html.table(("slot",), [(name,) for name in grower.record.names.values()])
+    from esper.show.charts import PAPER
+    from esper.show.life import HostLife, life_chart  # slow to import
+
+    record = grower.record
+    env = env_of(grower)
+    alone: list[float] = []
+    if env.known is not None:
+        alone = [score / env.backend.points for score in env.known[: len(grown)]]
+    host = HostLife(
+        title=f"Growth of {type(grower.model).__name__}",
+        words="",
+        life=record.life,
+        slots=[record.names[slot] for slot in env.action_spec.slots],
+        score=env.score_unit,
+        grown=grown,
+        alone=alone,
+    )
+    return html.lines(str(summary_of(grower))) + html.picture(life_chart(host, PAPER).svg)
 
 
 def env_of(grower: Grower) -> LoopEnv:

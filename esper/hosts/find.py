@@ -25,6 +25,7 @@ from esper.hosts.layout import Layout, check_module
 from esper.hosts.seed_hook import attach, detach
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import SourceSeed, merge_together
+from esper.telemetry import html
 
 Kind = Literal["residual", "widen", "lora"]
 
@@ -81,7 +82,18 @@ class FoundSite:
         return asdict(self)
 
 
-def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | None = None) -> list[FoundSite]:
+class FoundSites(list[FoundSite]):
+    """The sites of a model, in the order of a forward pass; as a text and in a notebook, a table."""
+
+    def __str__(self) -> str:
+        return "\n".join(table_of(self))
+
+    def _repr_html_(self) -> str:
+        heads, *rows = rows_of(self)
+        return html.table(heads, rows)
+
+
+def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | None = None) -> FoundSites:
     """Finds where seeds can grow in ``model``, in the order of a forward pass.
 
     Listed are the outputs of blocks, pairs of layers whose units can be more, and projections of attention whose
@@ -97,7 +109,7 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     Raises:
         ConfigError: the model cannot run on ``example``.
     """
-    return _found(model, example, BLUEPRINTS.copy_of(blueprints))[0]
+    return FoundSites(_found(model, example, BLUEPRINTS.copy_of(blueprints))[0])
 
 
 def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:
@@ -420,15 +432,23 @@ def trial_merges(
     return [path for path in places if path not in staying]
 
 
-def table_of(sites: Sequence[FoundSite]) -> list[str]:
-    """Returns lines of a table of ``sites`` for people."""
-    rows = [("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")]
+def rows_of(sites: Sequence[FoundSite]) -> list[tuple[str, ...]]:
+    """Returns the cells of a table of ``sites``, its heads first."""
+    rows: list[tuple[str, ...]] = [
+        ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")
+    ]
     for site in sites:
         first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
         merges = "yes" if site.merges else "no"
         rows.append((site.path, site.kind, layout, str(site.width), first, merges))
         rows += [("", "", "", "", other, "") for other in others]
+    return rows
+
+
+def table_of(sites: Sequence[FoundSite]) -> list[str]:
+    """Returns lines of a table of ``sites`` for people."""
+    rows = rows_of(sites)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

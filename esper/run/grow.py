@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +27,8 @@ from esper.run.experiment import Experiment
 from esper.run.grown import Grown
 from esper.run.rollout import one_thread
 from esper.run.telemetry import RunSummary
-from esper.show.live import progress_sink
+from esper.show.life import HostLife, best_life
+from esper.show.live import is_watched, progress_sink
 from esper.show.view import RunView
 from esper.telemetry.event import (
     ActionTaken,
@@ -56,7 +57,7 @@ def grow(
     folder: Path | str | None = None,
     callbacks: Sequence[Callable[[Event], None]] = (),
     alone: bool = True,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Grown:
     """Trains a host of ``task`` for ``epochs`` while ``controller`` grows it, then trains the same host alone.
 
@@ -75,7 +76,7 @@ def grow(
             nothing is left on disk.
         callbacks: receive every event of the grown host, such as ``EpochCompleted``. One that raises is dropped.
         alone: whether to train the same host without seeds as well, which takes about as long again.
-        progress: whether to show the progress on the terminal.
+        progress: whether to show the progress; None: on a terminal and in a notebook.
 
     Raises:
         ConfigError: the controller is unknown or does not fit, the data cannot serve the sizes, or ``folder`` holds
@@ -96,8 +97,10 @@ def grow(
     sinks: list[Sink] = [watch, *map(CallbackSink, callbacks)]
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
+        if progress is None:
+            progress = is_watched()
         if progress:
-            sinks.append(progress_sink())
+            sinks.append(stack.enter_context(closing(progress_sink())))
         watch.experiment = _opened(settings, place, sinks, task, controller)
         summary, interrupted = _run(watch.experiment)
         return _result(watch.experiment, summary, interrupted, None if folder is None else place)
@@ -214,7 +217,16 @@ def _result(
         folder=folder,
         resolution=100 / float(training.task.counts.sum()),
         score=score,
+        life=_life(view, config),
     )
+
+
+def _life(view: RunView, config: ResolvedConfig) -> HostLife | None:
+    """Returns the life of the host; None if it was interrupted."""
+    host = best_life(view)
+    if host is None:
+        return None
+    return replace(host, title=f"A host of {config.task.name}")
 
 
 def _kept(network: GrownHost, tried: Sequence[TriedSeed]) -> dict[str, str]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.hosts.grown import GrownHost
+from esper.show.charts import PAPER
+from esper.show.life import HostLife, life_chart
+from esper.telemetry import html
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.seed_history import TriedSeed
@@ -57,6 +60,14 @@ class Grown:
     """Accuracy that one sample of the validation split is worth, pp."""
     score: ScoreUnit = ACCURACY
     """Display format of the score."""
+    life: HostLife | None = None
+    """Its life, for a chart; None if it was interrupted."""
+
+    def _repr_html_(self) -> str:
+        shown = html.lines(repr(self))
+        if self.life is not None:
+            shown += html.picture(life_chart(self.life, PAPER).svg)
+        return shown
 
     @property
     def gain(self) -> float | None:

@@ -17,6 +17,10 @@ FIRST_PART = 0.1
 """Part of the first round after which the time that all rounds take is told."""
 
 
+WORTH_TELLING = 10.0
+"""Seconds of all rounds from which on they are told."""
+
+
 class TerminalConsole(Console):
     """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
 
@@ -31,6 +35,8 @@ class ConsoleSink(Sink):
         console: where to print.
         clock: seconds from any starting point.
     """
+
+    tells_epochs = True
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
@@ -48,12 +54,25 @@ class ConsoleSink(Sink):
             eta = f"  about {duration(left)} left"
         for line in lines(event, self._view, eta):
             self.print(line)
-        if isinstance(event, events.EpochCompleted) and not self._timed:
-            # The first epochs of a process are slower than the others.
-            known = self._view.part_of_round >= FIRST_PART and left is not None
-            if known and self._view.done == 0:
-                self._timed = True
-                self.print(f"all rounds: about {duration(left or 0.0)} left")
+        if isinstance(event, events.EpochCompleted):
+            self._tell_epoch(event, left)
+
+    def _tell_epoch(self, event: events.EpochCompleted, left: float | None) -> None:
+        """Prints the time that all rounds take, once it is known; of a run with one host, every tenth of its epochs."""
+        view = self._view
+        started = view.begun
+        # The first epochs of a process are slower than the others.
+        known = left is not None and left >= WORTH_TELLING and view.done == 0 and view.part_of_round >= FIRST_PART
+        if known and not self._timed:
+            self._timed = True
+            self.print(f"all rounds: about {duration(left or 0.0)} left")
+        if started is None or started.n_envs * started.rounds != 1 or not self.tells_epochs:
+            return
+        if event.epoch % max(1, started.episode_length // 10) == 0:
+            self.print(
+                f"epoch {event.epoch}/{started.episode_length}  "
+                f"validation {view.score.name} {view.score.value(event.validation_accuracy, 1)}"
+            )
 
     def start(self) -> None:
         """Does nothing: lines need no preparation, as a live view does."""

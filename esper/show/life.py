@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from esper.show.charts import (
 )
 from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.text import clean
 
@@ -39,54 +41,55 @@ LANE = 0.26
 
 @dataclass(frozen=True)
 class HostLife:
-    """The host of a run with the best committed network, which the run has saved."""
+    """The life of one host, with its score by epoch."""
 
-    view: RunView
-    episode: EpisodeCompleted
-    hosts: int
-    """Number of hosts of the run that it is the best of."""
-    grown: list[float]
+    title: str
+    words: str
+    """The effect of growth on it, in a sentence."""
+    life: Life
+    slots: Sequence[str]
+    score: ScoreUnit
+    grown: Sequence[float]
     """Accuracy, or another score, of the whole host by epoch, from 1; validation split, in the unit of the score."""
-    alone: list[float]
-    """The mean of hosts left alone at the same epochs; empty if unknown."""
+    alone: Sequence[float]
+    """Those of hosts left alone, or their means, at the same epochs; empty if unknown."""
     is_figure = True
-
-    @property
-    def life(self) -> Life:
-        return self.view.lives[self.episode.episode, self.episode.env]
-
-    @property
-    def title(self) -> str:
-        return f"The best of {self.hosts} hosts (round {self.episode.episode + 1}, host {self.episode.env})"
-
-    @property
-    def words(self) -> str:
-        """The effect of growth on it, in a sentence."""
-        score = self.view.score
-        words = f"validation {score.name} {score.value(self.episode.committed_accuracy, 1)}"
-        if self.alone:
-            words += f", beside {score.value(self.episode.baseline_accuracy, 1)} of hosts left alone"
-        kept = [f"{seed.blueprint} in {seed.slot}" for seed in self.life.seeds if seed.kept]
-        return f"{words}; it kept {', '.join(kept) or 'no seed'}."
 
 
 def best_life(view: RunView) -> HostLife | None:
-    """Returns the life of the best host; None if no host has reported its epochs to the end."""
+    """Returns the life of the host of a run with the best committed network, which the run has saved.
+
+    None if no host has reported its epochs to the end.
+    """
     done = [episode for episode in view.of(EpisodeCompleted) if (episode.episode, episode.env) in view.lives]
     if not done:
         return None
     best = max(done, key=lambda episode: episode.committed_accuracy)
+    score = view.score
     grown = []
     alone = []
     for epoch in view.of(EpochCompleted):
         if (epoch.episode, epoch.env) != (best.episode, best.env):
             continue
-        grown.append(view.score.of(epoch.validation_accuracy))
+        grown.append(score.of(epoch.validation_accuracy))
         if view.has_baseline:
-            alone.append(view.score.of(epoch.baseline_accuracy))
+            alone.append(score.of(epoch.baseline_accuracy))
     if not grown:
         return None
-    return HostLife(view, best, len(done), grown, alone)
+    life = view.lives[best.episode, best.env]
+    words = f"validation {score.name} {score.value(best.committed_accuracy, 1)}"
+    if alone:
+        words += f", beside {score.value(best.baseline_accuracy, 1)} of hosts left alone"
+    kept = [f"{seed.blueprint} in {seed.slot}" for seed in life.seeds if seed.kept]
+    return HostLife(
+        title=f"The best of {len(done)} hosts (round {best.episode + 1}, host {best.env})",
+        words=f"{words}; it kept {', '.join(kept) or 'no seed'}.",
+        life=life,
+        slots=view.slots,
+        score=score,
+        grown=grown,
+        alone=alone,
+    )
 
 
 @chart_style()
@@ -96,21 +99,21 @@ def life_chart(host: HostLife, paper: str = "none") -> Picture:
     from matplotlib.ticker import MaxNLocator
 
     epochs = len(host.grown)
-    slots = host.view.slots
+    slots = list(host.slots)
     lanes = max(1, len(slots))
     height = CURVES + LANE * lanes + 1.2
     drawing = Figure(figsize=(WIDTH, height), layout="constrained")
     curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, LANE * lanes))
-    score = host.view.score
+    score = host.score
     numbers = range(1, epochs + 1)
     draw_line(curves, Line("with growth", numbers, host.grown, 0))
     if host.alone:
-        draw_line(curves, Line("hosts left alone, mean", numbers, host.alone, -1, reference=True))
+        draw_line(curves, Line("left alone", numbers, host.alone, -1, reference=True))
     curves.set(ylim=_range(host), ylabel=score.label(f"validation {score.name}"))
     curves.legend(loc="best")
     names: dict[float, str] = {}
     for place, slot in enumerate(slots):
-        names[place] = clean(slot, 10)
+        names[place] = clean(slot, 18)
     bars = [(stretch, slots.index(stretch.slot)) for stretch in host.life.stretches if stretch.slot in slots]
     draw_lanes(seeds, names, bars, epochs, (WIDTH - 1.0) / epochs)
     # The last marker lies on the last epoch.
@@ -125,10 +128,10 @@ def life_chart(host: HostLife, paper: str = "none") -> Picture:
 def _range(host: HostLife) -> tuple[float, float]:
     """Returns the scores between which curves are drawn: the steep beginning is left out, the rest fills the chart."""
     start = len(host.grown) // 6
-    late = host.grown[start:] + host.alone[start:]
+    late = [*host.grown[start:], *host.alone[start:]]
     low = min(late)
     high = max(late)
-    margin = 0.05 * (high - low) or 1.0 / host.view.score.points
+    margin = 0.05 * (high - low) or 1.0 / host.score.points
     return low - margin, high + margin
 
 

@@ -31,6 +31,8 @@ class LiveSink(ConsoleSink):
     Lasting information (the header, rounds, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
     """
 
+    tells_epochs = False  # the view has them
+
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(console, clock)
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -73,6 +75,12 @@ def progress_sink() -> ConsoleSink:
     if console.is_interactive:
         return LiveSink(console)
     return ConsoleSink(console)
+
+
+def is_watched() -> bool:
+    """Whether somebody may look at the output now: it goes to a terminal, or into a notebook."""
+    console = TerminalConsole()
+    return console.is_interactive or console.is_jupyter
 
 
 def head(run: Run) -> list[RenderableType]:

@@ -161,6 +161,8 @@ class Life:
         return {
             "seeds": list(map(asdict, self.seeds)),
             "fossil_parameters": self._fossil_parameters,
+            "changes": [asdict(change) for changes in self.changes.values() for change in changes],
+            "end": self.end,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -172,6 +174,11 @@ class Life:
             if seed.merged is None and seed.cause is None:
                 self.present[seed.slot] = seed
         self._fossil_parameters = state["fossil_parameters"]
+        self.end = state["end"]
+        self.changes = {}
+        for saved in state["changes"]:
+            change = build(StageChanged, saved)
+            self.changes.setdefault(change.slot, []).append(change)
 
     def handle(self, event: Event) -> None:
         """Takes one event of this host; irrelevant ones are ignored."""

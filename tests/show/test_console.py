@@ -239,3 +239,10 @@ def test_the_time_of_all_rounds_is_told_once_as_soon_as_it_is_known() -> None:
         if line.startswith("all rounds: about ")
     ]
     assert len(said) == 1
+
+
+def test_a_run_with_one_host_has_a_line_for_every_tenth_of_its_epochs() -> None:
+    begun = replace(started(), rounds=1, n_envs=1, episode_length=20)
+    lines = printed(begun, *(epoch(0, number) for number in range(1, 21)), width=200)
+    told = [line for line in lines if line.startswith("epoch ")]
+    assert [line.split()[1] for line in told] == [f"{n}/20" for n in range(2, 21, 2)]

@@ -66,3 +66,48 @@ def test_imports_of_an_example_exist(name: str) -> None:
 def test_the_page_lists_every_example() -> None:
     page = (EXAMPLES / "README.md").read_text()
     assert [name for name in FILES if f"`{name}`" not in page] == []
+
+
+NOTEBOOK = """
+import ast, json, sys
+book = json.load(open(sys.argv[1]))
+space = {}
+for cell in book["cells"]:
+    if cell["cell_type"] != "code":
+        continue
+    tree = ast.parse("".join(cell["source"]))
+    shown = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), space)
+    if shown is not None:
+        value = eval(compile(ast.Expression(shown.value), "cell", "eval"), space)
+        html = getattr(value, "_repr_html_", None)
+        print(html() if html else repr(value))
+"""
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    """As Jupyter runs it: cells in order, and the last expression of each is shown."""
+    finished = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, str(EXAMPLES / "first_growth.ipynb")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    for part in (
+        "<table>",
+        "Growth in 20 epochs: ",
+        "<svg",
+        "task digits",
+        "alone: heuristic",
+    ):
+        assert part in finished.stdout
+
+
+def test_the_notebook_has_no_outputs() -> None:
+    text = (EXAMPLES / "first_growth.ipynb").read_text(encoding="utf-8")
+    assert '"execution_count": null' in text
+    assert '"outputs": []' in text
+    assert "image/png" not in text
