@@ -208,7 +208,7 @@ def resume_command(folder: Path, task: str, controller: str) -> str:
 
 def closing_words(summary: RunSummary, task: str) -> str:
     """Formats the final report: the result beside each baseline, the folder, the answer, and what to try next."""
-    answer = plain_words(summary)
+    answer = plain_words(summary, task)
     if summary.comparisons:
         results = result_lines(summary)
     elif summary.rounds == summary.total_rounds and not summary.interrupted:
@@ -243,7 +243,7 @@ def result_lines(summary: RunSummary) -> list[str]:
     ]
 
 
-def plain_words(summary: RunSummary) -> list[str]:
+def plain_words(summary: RunSummary, task: str) -> list[str]:
     """Returns the answer: whether growing paid off, its size, and what was not compared; [] without hosts alone."""
     alone = next((found for found in summary.comparisons if found.pair.name_b == ALONE), None)
     if alone is None:
@@ -254,12 +254,14 @@ def plain_words(summary: RunSummary) -> list[str]:
         "worse": f"growing did harm: {gap} against the same hosts alone",
         "no evidence": f"growing made no difference that {pair.pairs} hosts could show ({gap})",
     }
-    return [
+    answer = [
         f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}.",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",
-        "Not compared: hosts of that size from the start, or trained for longer.",
     ]
+    if task not in SIMULATED:  # whose hosts have no networks
+        answer.append("Not compared: hosts of that size from the start, or trained for longer.")
+    return answer
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
@@ -275,11 +277,11 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
         ours = "schedule"
     else:
         ours = "random"
-    arms = [ours, "heuristic", ALONE]
-    if task not in SIMULATED:  # which have no networks
-        arms = [ours, *WITHOUT_GROWTH, ALONE]
-        if is_user_task(task):
-            arms.remove("bigger")  # only a HostFamily can be wider
+    arms = [ours, *WITHOUT_GROWTH, ALONE]
+    if task in SIMULATED:  # whose hosts have no networks
+        arms = [ours, "random" if ours == "heuristic" else "heuristic", ALONE]
+    elif is_user_task(task):
+        arms.remove("bigger")  # only a HostFamily can be wider
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
     for arm in arms:
         compare += ["--arm", arm]

@@ -65,23 +65,23 @@ def alone(*difference: float) -> RunSummary:
 def test_the_result_is_one_line_of_plain_words() -> None:
     spread = [1.0 + 0.1 * i for i in range(9)]
     better = "In short, growing paid off: +1.21 pp over the same hosts alone, 9 of 10 better."
-    assert plain_words(alone(*spread, -0.5)) == [
+    assert plain_words(alone(*spread, -0.5), "digits") == [
         better,
         "Parameters: 277 alone, 700 grown (1.2 seeds kept per host).",
         "Not compared: hosts of that size from the start, or trained for longer.",
     ]
-    assert plain_words(alone(*(-d for d in spread), -1.0))[0].startswith(
+    assert plain_words(alone(*(-d for d in spread), -1.0), "digits")[0].startswith(
         "In short, growing did harm: -1.36 pp"
     )
     assert (
         "made no difference that 10 hosts could show (+0.00 pp)"
-        in plain_words(alone(*[0.5, -0.5] * 5))[0]
+        in plain_words(alone(*[0.5, -0.5] * 5), "digits")[0]
     )
     assert (
         "too few hosts to tell whether growing paid off (+3.00 pp)"
-        in plain_words(alone(3.0))[0]
+        in plain_words(alone(3.0), "digits")[0]
     )
-    assert plain_words(ended([1.0] * 10)) == []  # no hosts were left alone
+    assert plain_words(ended([1.0] * 10), "digits") == []  # no hosts were left alone
 
 
 def test_the_result_fits_80_columns() -> None:
@@ -217,8 +217,20 @@ def test_the_last_lines_are_the_answer_and_what_compares_the_rest() -> None:
     answer = next(n for n, line in enumerate(lines) if line.startswith("In short"))
     assert lines[answer + 3] == "Next:"
     assert "--arm bigger --arm same-compute --arm none" in lines[-1]
-    simulated = next_commands(alone(*[1.0] * 10), "planted")[-1]
-    assert "bigger" not in simulated
+    assert len(plain_words(alone(*[1.0] * 10), "planted")) == 2
+
+
+@pytest.mark.parametrize("task", ["planted", "digits", "mine.py:make"])
+@pytest.mark.parametrize("controller", ["ppo", "heuristic", "random", "none"])
+def test_the_arms_that_it_proposes_are_different_ones(
+    controller: str, task: str
+) -> None:
+    words = shlex.split(
+        next_commands(ended([1.0] * 10, controller=controller), task)[1]
+    )
+    arms = [words[n + 1] for n, word in enumerate(words) if word == "--arm"]
+    assert len(set(arms)) == len(arms) == 4 - (task != "digits")
+    assert ("bigger" in arms) == (task == "digits")
 
 
 def test_a_controller_whose_path_has_a_space_is_not_proposed_again() -> None:
