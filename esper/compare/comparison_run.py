@@ -43,7 +43,7 @@ from esper.data.task import Task
 from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
-from esper.files.atomic import write_json
+from esper.files.atomic import given_path, write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import CONFIG, require_empty
 from esper.run.experiment import Experiment
@@ -105,7 +105,7 @@ class ComparisonRun:
         self.pairs = pairs
         self.train_seeds = count_seeds(arms, train_seeds)
         """Number of training seeds; None if no arm learns."""
-        self.files = ComparisonFolder(Path(folder))
+        self.files = ComparisonFolder(given_path(folder))
         self.resumed = results is not None
         if not self.resumed:
             _require_free(self.files.path)
@@ -157,7 +157,7 @@ class ComparisonRun:
             ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
                 one of them, or a user-defined task or controller is not named.
         """
-        files = ComparisonFolder(Path(folder))
+        files = ComparisonFolder(given_path(folder))
         settings = files.settings(controllers)
         user_task = task if isinstance(task, Task) else None
         name = task.name if isinstance(task, Task) else task

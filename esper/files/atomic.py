@@ -10,7 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from esper.errors import ConfigError
 from esper.telemetry.text import plain
+
+
+def given_path(path: str | Path) -> Path:
+    """Returns the path that a user names, with the home folder in the place of a leading tilde.
+
+    Raises ConfigError for an empty one, which would be the current folder.
+    """
+    if not str(path):
+        raise ConfigError("the path is empty; the current folder is .")
+    return Path(os.path.expanduser(path))
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:

@@ -23,7 +23,7 @@ from esper.data.split import Split
 from esper.data.tasks import build_host
 from esper.data.user_code import is_user_task
 from esper.errors import MISFITS
-from esper.files.atomic import json_bytes, write_together
+from esper.files.atomic import given_path, json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
@@ -124,7 +124,7 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
 
     ``facts`` are added to the JSON unchanged. Existing files are replaced.
     """
-    files = HostFiles(Path(stem))
+    files = HostFiles(given_path(stem))
     files.stem.parent.mkdir(parents=True, exist_ok=True)
     host = network.host
     paths = None
@@ -179,7 +179,7 @@ def load_host(
         ConfigError: a file is missing, broken or of another format (the message names it), or the model is missing or
             differs from the original.
     """
-    files = HostFiles(Path(stem))
+    files = HostFiles(given_path(stem))
     for file in (files.topology, files.weights):
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")

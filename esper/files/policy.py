@@ -30,7 +30,7 @@ from esper.core.worth import Experience
 from esper.env.slot_env import SlotVectorEnv
 from esper.errors import MISFITS
 from esper.files import checkpoint
-from esper.files.atomic import write_atomic
+from esper.files.atomic import given_path, write_atomic
 from esper.telemetry.text import plain
 
 FORMAT = 5
@@ -261,7 +261,7 @@ def save_policy(
 
 def check_target(file: Path | str) -> Path:
     """Returns the path of a new policy file. Raises ConfigError if it exists, has another suffix, or has no folder."""
-    target = Path(file)
+    target = given_path(file)
     if target.suffix != SUFFIX or target.exists() or not target.absolute().parent.is_dir():
         raise ConfigError(f"{target}: give a new file, NAME{SUFFIX}, in an existing folder")
     return target

@@ -12,6 +12,7 @@ from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config.resolved import ResolvedConfig
 from esper.core.slots import mean_need
+from esper.files.atomic import given_path
 from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
@@ -45,7 +46,7 @@ class LoopLog:
         controller: str | OwnController,
         points: float,
     ) -> None:
-        self.folder = RunFolder(Path(folder), resumed=True)
+        self.folder = RunFolder(given_path(folder), resumed=True)
         self.score = ScoreDefined("score", "", points)
         self.task = task
         self.controller = ControllerSpec.of(controller).name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from esper.data.task import Task
 from esper.data.user_code import confirmed
 from esper.errors import MISFITS
 from esper.files import checkpoint
+from esper.files.atomic import given_path
 from esper.files.claim import claimed
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
@@ -62,7 +62,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         # What is quick to check comes first; loading the data is slow.
         check_device(config.ppo.device)
         check_trackers(config)
-        self.folder = Path(os.path.expanduser(folder))
+        self.folder = given_path(folder)
         self.resumed_from = resumed_from
         self.finished = False
         resumed = resumed_from is not None
@@ -105,7 +105,7 @@ class Experiment(AbstractContextManager["Experiment"]):
                 the controller differs from the run's, a user-defined one is not named, or the controller was a callable
                 without a name, such as a lambda.
         """
-        folder = Path(os.path.expanduser(folder))
+        folder = given_path(folder)
         if being_written(folder / EVENTS):
             raise ConfigError(f"{folder} is being written by a run in progress: wait for it to end, or stop it")
         newest = checkpoint.newest(folder)

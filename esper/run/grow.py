@@ -20,6 +20,7 @@ from esper.env.make import EnvMaker
 from esper.env.reporting import standing_of
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
+from esper.files.atomic import given_path
 from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
 from esper.hosts.grown import GrownHost
@@ -96,7 +97,7 @@ def grow(
     watch = Watch(alone)
     sinks: list[Sink] = [watch, *map(CallbackSink, callbacks)]
     with ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
+        place = given_path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         if progress is None:
             progress = is_watched()
         if progress:

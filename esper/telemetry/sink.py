@@ -29,7 +29,7 @@ class FileSink(Sink):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         cut_torn_line(self.path)
         self._file = self.path.open("a+", buffering=1, encoding="utf-8", newline="")
 

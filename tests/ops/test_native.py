@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import esper
 from esper.ops import _native
@@ -274,6 +278,48 @@ def test_every_operator_that_writes_raises_versions() -> None:
             uses = source.count(mention)
             assert source.count(f"_native.writing({mention})") == uses * any(writes)
             assert not any(writes) or source.count(f"esper.{packet}(") == 0
+
+
+class Recorder(TorchDispatchMode):
+    """Notes a call of each operator, with copies of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple[Any, Any, Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "esper":
+            self.calls.setdefault(str(func), (func, *copied((args, kwargs))))
+        return func(*args, **kwargs)
+
+
+def copied(tree: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+@pytest.mark.slow
+def test_every_operator_that_is_called_alone_keeps_torchs_contract() -> None:
+    calls: dict[str, tuple[Any, Any, Any]] = {}
+    leaf = torch.randn(4, 3, requires_grad=True)
+    functions = [call for call, _ in written().values()]
+    functions += [
+        partial(function, torch.randn(4, 3)) for function in forward_mode().values()
+    ]
+    functions.append(lambda: forward_mode()["norm_relu_pool"](leaf).sum().backward())
+    functions.append(lambda: forward_mode()["cross_entropy"](leaf).backward())
+    for function in functions:
+        with Recorder() as recorder:
+            function()
+        calls |= recorder.calls
+    assert len(calls) >= 14
+    for name, (operator, arguments, keywords) in calls.items():
+        found = torch.library.opcheck(
+            operator, arguments, keywords, raise_exception=False
+        )
+        assert set(found.values()) == {"SUCCESS"}, name
 
 
 def forward_mode() -> dict[str, Callable[[Tensor], object]]:
