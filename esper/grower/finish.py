@@ -16,7 +16,7 @@ from esper.grower.summary import env_of, summary_of
 from esper.hosts.container import release
 from esper.hosts.example import coarsest_dtype, difference
 from esper.hosts.merge import merge_all, warn_unmerged
-from esper.hosts.seed_hook import COPIES, SeedHook, keep, unregister
+from esper.hosts.seed_hook import COPIES, SeedHook, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import changed_by, same_parameters
 
@@ -82,6 +82,7 @@ def finish(
     else; it then grows on as before.
     """
     warn_of_copies(hooks)
+    _require_present(hooks)
     before = _outputs(hooks)
 
     def attach() -> None:
@@ -107,6 +108,20 @@ def finish(
         watch.stop()
     hooks.end()
     return reasons
+
+
+def _require_present(hooks: SiteHooks) -> None:
+    """Raises RuntimeError if the submodule of a kept seed is no longer in its network."""
+    for network in hooks.networks:
+        present = {id(hook) for _, _, hook in hooks_of(network)}
+        for of_network, hook in hooks.hooks:
+            site = hooks.sites.get(hook.slot)
+            if of_network is not network or id(hook) in present or site is None or not site.fossil:
+                continue
+            raise RuntimeError(
+                f"the submodule of slot {hook.slot} ({hooks.paths[hook.slot]}) was replaced while the model grew, and "
+                "its seed with it: put the former one back, or call grower.close(), which keeps nothing"
+            )
 
 
 def _merge(

@@ -31,6 +31,23 @@ def test_an_average_is_given_with_its_wrapper_or_as_a_copy() -> None:
         network_of(nn.Linear(2, 2), model)
 
 
+@pytest.mark.parametrize("replaced", ["model", "average"])
+def test_a_submodule_that_was_replaced_with_its_kept_seed_is_named(
+    replaced: str,
+) -> None:
+    model = net()
+    average = AveragedModel(model)
+    loop = Loop(model=model, averages=[average]).run()
+    network = {"model": model, "average": average.module}[replaced]
+    former = network.body[0]
+    network.body[0] = nn.Linear(8, 12)
+    with pytest.raises(RuntimeError, match=r"slot r0c0 \(body\.0\) was replaced"):
+        loop.grower.finish()
+    network.body[0] = former
+    loop.grower.finish()
+    assert len(list(hooks_of(network))) == 1
+
+
 def test_an_average_that_lacks_a_kept_seed_is_said_at_the_end() -> None:
     loop = Loop().run(1)
     average, followed = AveragedModel(loop.model), AveragedModel(loop.model)

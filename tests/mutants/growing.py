@@ -63,6 +63,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_stepping.py::test_two_models_with_one_optimizer_grow_as_with_slots_of_other_names",
         ),
         Fault(
+            "a submodule that was replaced is not noticed",
+            "esper/grower/finish.py",
+            "    _require_present(hooks)\n",
+            "",
+            "tests/grower/test_finish.py::test_a_submodule_that_was_replaced_with_its_kept_seed_is_named",
+        ),
+        Fault(
             "a layer that another optimizer trains is merged at the end",
             "esper/grower/finish.py",
             "    stay = {} if watch is None else watch.obstacles(hooks.model)\n",

@@ -85,6 +85,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/compare/test_comparison_run.py::test_a_comparison_follows_what_it_began_with_from_anywhere[schedule]",
         ),
         Fault(
+            "a tilde is a folder",
+            "esper/files/atomic.py",
+            "    return Path(os.path.expanduser(path))\n",
+            "    return Path(path)\n",
+            "tests/run/test_surroundings.py::test_the_home_folder_stands_in_for_a_tilde_at_every_door",
+        ),
+        Fault(
             "a signal before the first import is left to Python",
             "esper/cli/main.py",
             "    with interrupts_end():\n",
