@@ -283,7 +283,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     elif is_user_task(task):
         arms.remove("bigger")  # only a HostFamily can be wider
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
-    for arm in dict.fromkeys(arms):  # a run of the heuristic has it twice
+    for arm in arms:
         compare += ["--arm", arm]
     commands = [["esper", "report", str(summary.folder)], [*compare, "--pairs", "20"]]
     return [f"  {shlex.join(command)}" for command in commands]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +190,6 @@ def test_the_shipped_schedule_is_proposed_if_it_fitted_the_run() -> None:
     assert "--arm schedule" in next_commands(summary, "digits")[1]
     summary = ended([1.0] * 10, controller="schedule")
     assert "--arm schedule" in next_commands(summary, "digits")[1]
-
-
-def test_no_arm_is_proposed_twice() -> None:
-    summary = ended([1.0, 2.0], controller="heuristic")
-    words = next_commands(summary, "planted")[1].split()
-    arms = [after for word, after in pairwise(words) if word == "--arm"]
-    assert arms == ["heuristic", "none"]
 
 
 def test_proposed_commands_are_quoted_for_a_shell() -> None:
