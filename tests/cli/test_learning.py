@@ -34,7 +34,7 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
     found = esper(*RUN, "--out", "mine")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
-    assert "task planted, controller ppo, seed 3" in lines
+    assert lines[0].startswith("ppo will grow 4 hosts on planted: 2 rounds of 2, ")
     assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == [
         "round 1/2",
         "round 2/2",
