@@ -250,7 +250,7 @@ class Grower:
         return needs
 
     def follow(self, average: nn.Module) -> None:
-        """Lets ``average``, a later one of the weights, use the seeds. Raises ConfigError for one of another network."""
+        """Lets a later ``average`` of the weights use the seeds. Raises ConfigError for one of another network."""
         self.hooks.follow(network_of(average, self.model))
 
     def summary(self) -> GrowthSummary:
