@@ -3,7 +3,7 @@
     python -m benchmarks.growth_rules --pairs 20
 
 Hosts of four widths train on three amounts of data; what they grow is merged. `at once` doubles all layers before
-epochs 0 and 1, `in steps` before epochs 2 and 4 of 30 to 60. Rules plant what they choose, within the same budget of
+epochs 0 and 1, `in steps` before epochs 2 and 4 of 30. Rules plant what they choose, within the same budget of
 parameters. Since they end in different sizes, a score takes a price off test accuracy for each doubling of the
 parameters. Prints accuracies and doublings of each context, and scores over all contexts with their intervals, as
 Markdown.
@@ -30,7 +30,7 @@ from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
 
 SEED = 74_000
-BASES = (1, 2, 3, 5)
+BASES = (2, 3, 5, 7)
 """Channels of the first of two blocks; the second has twice as many."""
 SAMPLES = (100, 300, 997)
 PRICES = (0.5, 1.0, 2.0)
@@ -108,6 +108,13 @@ def main() -> None:
     """Compare the rules on all contexts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument(
+        "--samples",
+        type=int,
+        action="append",
+        choices=SAMPLES,
+        help="only with these amounts of data",
+    )
     options = parser.parse_args()
     print(
         f"Test accuracy, and doublings of the parameters; {options.pairs} hosts each.\n"
@@ -115,7 +122,7 @@ def main() -> None:
     print(f"| first block, samples | {' | '.join(ARMS)} |")
     print(f"|---|{'---|' * len(ARMS)}", flush=True)
     results: dict[str, list[tuple[Floats, Floats]]] = {arm: [] for arm in ARMS}
-    for samples in SAMPLES:
+    for samples in options.samples or SAMPLES:
         for base in BASES:
             found = play(context(base, samples), options.pairs)
             cells = []

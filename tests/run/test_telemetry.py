@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from esper.telemetry.event import RoundCompleted
+from esper.telemetry.event import EpochCompleted, RoundCompleted
 from esper.telemetry.memory import STATUS, by_kind
 from tests.run.run_helpers import metrics, play, tiny
 
@@ -34,3 +35,26 @@ def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(
         assert event.memory["resident/cpu"] > 50 * 2**20
         for kind, held in by_kind(event.memory).items():
             assert int(row[f"memory/{kind}"]) == held
+
+
+def test_a_round_reports_the_mean_of_the_needs_that_were_measured_last(
+    tmp_path: Path,
+) -> None:
+    measured = tiny().with_values(env={"slots": ["r2"], "need_every": 1})
+    for number, config in enumerate((measured, tiny())):
+        summary, recorder = play(config, tmp_path / str(number))
+        needs: dict[tuple[int, int], dict[str, float]] = {}
+        rounds = []
+        for event in recorder.events:
+            if isinstance(event, EpochCompleted):
+                needs[event.episode, event.env] = event.needs
+            if isinstance(event, RoundCompleted):
+                last = [list(of_host.values()) for of_host in needs.values()]
+                known = np.concatenate(last)
+                wanted = pytest.approx(known.mean()) if known.size else None
+                assert event.need == wanted
+                rounds.append(event.need)
+                needs.clear()
+        cells = [row["need"] for row in metrics(summary.folder)]
+        assert cells == ["" if need is None else str(need) for need in rounds]
+        assert (None in rounds) == (config is not measured)
