@@ -35,11 +35,11 @@ KNOWN = (*IMAGES, *TABLES)
 HELD_OUT = (*HELD_OUT_IMAGES, *HELD_OUT_TABLES)
 MADE = (*made_names(images=True), *made_names(images=False))
 PARTS: dict[str, tuple[Law, int, int, tuple[int, ...]]] = {
-    "known": (Law(KNOWN), 1, 220, (0,)),
-    "made": (Law(MADE), 2, 196, (0,)),
-    "dev": (Law(KNOWN), 3, 42, (10, 11, 12)),
-    "region": (law_of_region(KNOWN), 4, 30, (10, 11, 12)),
-    "held_out": (Law(HELD_OUT, left_out=None), 5, 42, (10, 11, 12)),
+    "known": (Law(KNOWN), 1, 500, (0,)),
+    "made": (Law(MADE), 2, 500, (0,)),
+    "dev": (Law(KNOWN), 3, 120, (10, 11, 12)),
+    "region": (law_of_region(KNOWN), 4, 120, (10, 11, 12)),
+    "held_out": (Law(HELD_OUT, left_out=None), 5, 160, (10, 11, 12)),
 }
 """By name: the law, the seed of the draws, the number of contexts, and the seeds of their hosts."""
 LEARN = ("known", "made")

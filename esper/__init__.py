@@ -9,6 +9,7 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``graft``: makes a host of any ``nn.Module``; ``HostFamily``: such hosts in any width.
 - ``find_sites``: lists where a model can grow; ``FoundSite``: one such place.
 - ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
+- ``advise``: predicts what wider layers would bring a network; ``Advice``: its answer.
 - ``grow``: grows one host of a task; ``Grown``: its result.
 - ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did; ``GrowthSummary``:
   what all of them did.
@@ -23,6 +24,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.agents.advice import Advice, advise
     from esper.compare.comparison import compare_controllers
     from esper.config import ConfigError, TrainingConfig
     from esper.data.split import Split
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Advice": "esper.agents.advice",
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
     "CounterfactualHelper": "esper.training.counterfactual",
@@ -61,6 +64,7 @@ _HOMES = {
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.files.grown_host",
+    "advise": "esper.agents.advice",
     "compare_controllers": "esper.compare.comparison",
     "export": "esper.files.grown_host",
     "find_sites": "esper.hosts.find",
@@ -71,6 +75,7 @@ _HOMES = {
     "plain": "esper.hosts.plain",
 }
 __all__ = [
+    "Advice",
     "Augmentation",
     "ConfigError",
     "Experiment",
@@ -85,6 +90,7 @@ __all__ = [
     "Task",
     "TrainingConfig",
     "accuracy",
+    "advise",
     "compare_controllers",
     "export",
     "find_sites",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from esper.agents.advisor import Advisor, HostFacts, shipped
+from esper.agents.advisor import FACTORS, Advisor, HostFacts, shipped
 from esper.agents.controller import EnvView, PerEnvController
+from esper.agents.needs import WIDENINGS
 from esper.config import ConfigError
 from esper.core.action import Op
 from esper.core.arrays import Ints
 
-WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8"}
-"""Blueprint by the multiple of a layer's width that it leads to."""
 NEEDED = {
     "samples_known": "the number of training samples",
     "updates_known": "the number of steps in an epoch",
@@ -76,7 +76,7 @@ class AdvisedController(PerEnvController):
             if all(view.legal(Op.GERMINATE, slot, name) for slot in slots):
                 multiples.append(multiple)
         price = math.expm1(view.value("price"))
-        chosen = self.advisor.choose(facts_in(view, slots, tuple(multiples)), price)
+        chosen = self.advisor.choose(facts_in(view, slots, multiples), price)
         if chosen == 1:
             return []
         return [[slot, self.widenings[chosen]] for slot in slots]
@@ -84,8 +84,8 @@ class AdvisedController(PerEnvController):
 
 def facts_in(
     view: EnvView,
-    slots: list[str],
-    multiples: tuple[int, ...],
+    slots: Sequence[str],
+    multiples: Sequence[int],
 ) -> HostFacts:
     """Reads what is known of a training before its first epoch from an observation.
 
@@ -96,14 +96,17 @@ def facts_in(
         raise ConfigError(
             f"the advisor must know {', '.join(unknown)}: esper.Grower takes samples=, the loader, and classes="
         )
+    name = WIDENINGS[multiples[0]]
+    sizes = [math.expm1(10 * view.choice(slot, name, "size")) for slot in slots]
     parameters = _power(view, "host_parameters", 10)
+    classes = round(_power(view, "classes", 10))
     return HostFacts(
         widths=tuple(2 ** (10 * view.slot(slot, "width")) for slot in slots),
-        parameters=parameters_by_multiple(view, slots, multiples, parameters),
+        parameters=parameters_by_multiple(parameters, sum(sizes) / (multiples[0] - 1), classes, multiples),
         operations=_power(view, "host_flops", 20) - 1,
         inputs=round(_power(view, "inputs", 10)),
-        classes=round(_power(view, "classes", 10)),
-        convolutional=any(view.choice(slot, WIDENINGS[multiples[0]], "spatial") > 0 for slot in slots),
+        classes=classes,
+        convolutional=any(view.choice(slot, name, "spatial") > 0 for slot in slots),
         samples=round(_power(view, "samples", 10)),
         epochs=round(_power(view, "epochs", 10)),
         updates=_power(view, "updates_left", 10) - 1,
@@ -112,22 +115,18 @@ def facts_in(
 
 
 def parameters_by_multiple(
-    view: EnvView,
-    slots: list[str],
-    multiples: tuple[int, ...],
     parameters: float,
+    around: float,
+    classes: int,
+    multiples: Sequence[int] = FACTORS[1:],
 ) -> dict[int, float]:
-    """Returns the number of parameters of the host with all layers of ``slots`` widened, by multiple; 1 comes first.
+    """Returns the number of parameters of a network with all layers widened, by multiple; 1 comes first.
 
-    A seed that doubles one layer has as many parameters as the weights into and out of it, but for the biases of the
-    outputs. So the sum over layers counts weights between two of these layers twice; they grow with the square of the
+    ``around`` is the sum of the parameters of seeds that double one layer each, the weights into and out of it but for
+    the biases of the outputs. So it counts weights between two of these layers twice; they grow with the square of the
     multiple.
     """
-    multiple = multiples[0]
-    name = WIDENINGS[multiple]
-    around = sum(math.expm1(10 * view.choice(slot, name, "size")) for slot in slots) / (multiple - 1)
-    biases = _power(view, "classes", 10)
-    between = max(0.0, around + biases - parameters)
+    between = max(0.0, around + classes - parameters)
     outer = around - 2 * between
     fixed = parameters - outer - between
     counts = {1: parameters}

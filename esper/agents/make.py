@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from esper.agents.advised import AdvisedController
 from esper.agents.controller import Controller, NoGrowth, PerEnvController, RandomController
 from esper.agents.heuristic import HeuristicController, NeedController, PlateauController
+from esper.agents.needs import ADVISOR
 from esper.agents.plans import PlansController
 from esper.agents.script import ScriptedController, read_schedule, schedule_file
 from esper.agents.spec import SAVED, ControllerSpec
@@ -84,6 +86,7 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
 
 RULES: dict[str, Callable[..., PerEnvController]] = {
     "plans": PlansController,
+    ADVISOR: AdvisedController,
     "heuristic": HeuristicController,
     "plateau": PlateauController,
     "need": NeedController,

@@ -25,6 +25,7 @@ NAMES = (
     "checkpoint:PATH",
     "pretrained",
     "sampled:PATH",
+    "advisor",
     "plans",
     "heuristic",
     "plateau",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from esper.agents.needs import with_needs
 from esper.agents.spec import ALONE, FORM, NAMES, SAVED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig, did_you_mean, read_toml, set_dotted
 from esper.data.user_code import is_user_task, refuse_untrusted
@@ -154,7 +155,7 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
         if isinstance(run, dict):  # parse() refuses anything else
             run["controller"] = draft.controller
         try:
-            config = TrainingConfig.parse(tables)
+            config = with_needs(draft.controller, TrainingConfig.parse(tables))
         except ConfigError as error:
             raise ConfigError(f"arm {name!r}: {error}") from None
         arms.append(Arm(name, draft.controller, config, grown))

@@ -40,7 +40,7 @@ REMOVED = {
     "track.patience": (10.0, "trackers have no queue"),
 }
 """Keys of earlier versions: their defaults, which are ignored, and what is so without them."""
-RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
+RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse", "priced"]
 
 MAX_PROBLEMS = 5
 """Max problems listed in one error."""
@@ -133,7 +133,7 @@ class EnvConfig(Section):
     None: the task's default, for custom tasks the slots that their hosts have by themselves."""
     blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology but the large
-    widenings, widen_x4 and widen_x8."""
+    widenings, widen_x4, widen_x8 and widen_x16."""
     one_incubating: bool = True
     """Allow GERMINATE only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
     auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()
@@ -188,6 +188,8 @@ class RewardConfig(Section):
     """Modes `loss_*`: decrease of the validation loss below the no-growth baseline that is worth 1, in standard
     deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them, worth 0.5, and 3.8 pp, worth
     0.4."""
+    price: NonNegative = 1.0
+    """Mode `priced`: accuracy that a doubling of the parameters has to bring, pp."""
     rent_in: Literal["parameters", "flops"] = "parameters"
     """The size that seeds pay rent for: parameters, or floating-point operations of a forward pass."""
     rent_rate: NonNegative = 0.05

@@ -24,6 +24,8 @@ POTENTIALS: Mapping[str, Potential] = {term.__name__: term for term in _POTENTIA
 _TERMS: tuple[Term, ...] = (
     terms.benefit,
     terms.loss_benefit,
+    terms.score,
+    terms.price,
     terms.rent,
     terms.action_cost,
     terms.advantage,
@@ -31,8 +33,8 @@ _TERMS: tuple[Term, ...] = (
     terms.governor,
 )
 TERMS: Mapping[str, Term] = {term.__name__: term for term in _TERMS}
-PRICES = ("action_cost",)
-"""Terms that every decision pays; the others are of an epoch."""
+PRICES = ("action_cost", "price")
+"""Terms that every decision pays, at most one in a mode; the others are of an epoch."""
 MODES: Mapping[str, tuple[str, ...]] = {
     "shaped": (
         "benefit",
@@ -54,18 +56,20 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "governor",
     ),
     "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
+    "priced": ("score", "price", "governor"),
 }
 
 
 def price_of(
     share: Floats | float,
     of_budget: Floats | float,
+    of_host: Floats | float,
     config: RewardConfig,
 ) -> Floats:
     """Returns the rise of final accuracy that makes up for what a mode takes for seeds kept all episode long, pp.
 
     ``share`` is the size of each seed, of which it is the only one, in sizes of the host, see ``EpisodeRules.share``;
-    ``of_budget`` is its parameters as a share of the budget.
+    ``of_budget`` is its parameters as a share of the budget, and ``of_host`` as a share of the host's.
     """
     names = MODES[config.mode]
     paid = np.zeros(np.shape(share))
@@ -73,6 +77,8 @@ def price_of(
         paid = paid + terms.rent_rate(share, config)
     if "fossil_cost" in names:
         paid = paid + config.sparse_parameter_cost * np.asarray(of_budget)
+    if "price" in names:
+        paid = paid + config.price * np.log2(1 + np.asarray(of_host)) / config.benefit_scale
     return np.asarray(config.benefit_scale * paid)
 
 

@@ -65,6 +65,10 @@ class RewardState:
     """Stages of the slots and epochs spent in them, [E, S]."""
     merges: Count = 0
     """Number of seeds that have become a part of the host's layers."""
+    doublings: Value = 0.0
+    """Binary logarithm of the parameters of the host with all seeds, in those that it began with."""
+    kept_doublings: Value = 0.0
+    """The same with fossils only."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,18 @@ def loss_benefit(t: Transition, config: RewardConfig) -> Floats:
     """−(committed loss − no-growth loss) / loss_benefit_scale at termination."""
     gained = t.after.baseline_loss - t.after.committed_loss
     return np.where(t.terminated, gained / config.loss_benefit_scale, 0.0)
+
+
+def score(t: Transition, config: RewardConfig) -> Floats:
+    """c / benefit_scale at termination."""
+    return np.where(t.terminated, np.asarray(t.after.committed) / config.benefit_scale, 0.0)
+
+
+def price(t: Transition, config: RewardConfig) -> Floats:
+    """−price / benefit_scale for each doubling of the parameters, when it is bought; what is not kept is paid back."""
+    after = np.where(t.terminated, t.after.kept_doublings, t.after.doublings)
+    bought = after - t.before.doublings
+    return np.asarray(-config.price * bought / config.benefit_scale)
 
 
 def rent(t: Transition, config: RewardConfig) -> Floats:

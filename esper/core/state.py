@@ -283,8 +283,13 @@ class EpisodeRules:
         return price_of(
             self.share(parameters, flops),
             parameters / self.budget,
+            parameters / self.choices.host_parameters,
             self.config.reward,
         )
+
+    def doublings(self, added: Ints) -> Floats:
+        """Returns how often hosts with this many parameters more than at first have doubled their number, [E]."""
+        return np.asarray(np.log2(1 + added / self.choices.host_parameters))
 
     @property
     def price_of_doubling(self) -> float:
@@ -345,6 +350,8 @@ def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:
         stage=slots.stage.copy(),
         epochs_in_stage=slots.epochs_in_stage.copy(),
         merges=slots.merges.sum(axis=1),
+        doublings=rules.doublings(slots.added_parameters),
+        kept_doublings=rules.doublings(slots.fossil_parameters),
     )
 
 

@@ -13,6 +13,7 @@ from esper.config import EnvConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.gates import GATES, GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
+from esper.core.reward_modes import PRICES
 from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
@@ -207,8 +208,9 @@ class Reporter:
         ``terms`` and ``reward`` are those of the step that trained the epoch. The edits before it are added.
         """
         edits = float(self.state.edit_reward[env])
-        if edits:  # only modes with this term pay for them
-            terms["action_cost"] += edits
+        if edits:
+            (paid,) = [name for name in terms if name in PRICES]  # a mode has one, or edits cost nothing
+            terms[paid] += edits
             reward += edits
         for change in self._pending[env]:
             self.emit(change)

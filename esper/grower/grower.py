@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.agents.controller import Controller
 from esper.agents.make import OwnController, controller_for, loaded
+from esper.agents.needs import default_controller, with_needs
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
@@ -72,7 +73,8 @@ class Grower:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
         sites: paths of submodules, or ``"auto"``, which needs ``example``; as in :func:`esper.graft`.
         optimizer: trains the model; seeds get parameter groups in it.
-        controller: what decides, see ``--controller``.
+        controller: what decides, see ``--controller``. None: ``advisor`` if a site widens layers, ``samples`` is the
+            DataLoader, and ``classes`` is given; otherwise ``heuristic``.
         horizon: number of epochs that the loop trains, at least 2.
         topology: layout of the sites' outputs, see :func:`esper.graft`; None: inferred from a pass of the last batch in
             eval mode, before the first decision.
@@ -101,6 +103,8 @@ class Grower:
         samples: number of training samples, or their DataLoader; None: trained agents do not know it.
         classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
             with the first one.
+        price: score that a doubling of the parameters has to bring, pp: ``reward.mode`` is then ``priced``. The advisor
+            takes 1 by default.
         merge: whether seeds that were kept for an epoch become a part of the layers, if they can, as ``env.merge``
             says; their slots can then grow again. Parameters of the model stay the same objects, with other shapes.
 
@@ -114,7 +118,7 @@ class Grower:
         model: nn.Module,
         sites: Sites,
         optimizer: object,
-        controller: str | OwnController = "heuristic",
+        controller: str | OwnController | None = None,
         horizon: int = 100,
         *,
         topology: str | None = None,
@@ -136,6 +140,7 @@ class Grower:
         samples: object = None,
         classes: int | None = None,
         merge: bool = False,
+        price: float | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
@@ -155,12 +160,19 @@ class Grower:
             config = TrainingConfig.parse(dict(config or {}))
         if merge:
             config = config.with_values(env={"merge": True})
+        if price is not None:
+            config = config.with_values(reward={"mode": "priced", "price": price})
+        self.paths = {name: SitePath.parse(text) for name, text in named.items()}
+        if controller is None:
+            widens = any(path.source is not None for path in self.paths.values())
+            told = self._setting.updates > 0 and self._setting.classes > 0
+            controller = default_controller(config, widens, told)
+        config = with_needs(controller, config)
         self.config = resolved(config, horizon - 1)
         check_merge(self.config, ranks)
         ControllerSpec.of(controller).check()
         self._loaded_controller = loaded(controller)
         self.blueprints = BLUEPRINTS.copy_of(blueprints)
-        self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.agents.make import OwnController
+from esper.agents.needs import with_needs
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import corrected
 from esper.compare.comparison import ArmResult
@@ -58,7 +59,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         ranks: RunRanks | None = None,
     ) -> None:
         spec = ControllerSpec.of(config.run.controller if controller is None else controller)
-        config = config.with_values(run={"controller": spec.name})
+        config = with_needs(spec.name, config.with_values(run={"controller": spec.name}))
         # What is quick to check comes first; loading the data is slow.
         check_device(config.ppo.device)
         check_trackers(config)

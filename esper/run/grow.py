@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from esper.agents.make import OwnController
+from esper.agents.needs import default_controller, with_needs
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
@@ -43,6 +44,7 @@ from esper.telemetry.event import (
 from esper.telemetry.event_log import EventLog
 from esper.telemetry.hub import Sink
 from esper.telemetry.seed_history import Life, TriedSeed
+from esper.training.rng import seeded
 from esper.training.validate import committed_configuration, evaluate
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ logger = logging.getLogger(__name__)
 @one_thread()
 def grow(
     task: Task,
-    controller: str | OwnController = "heuristic",
+    controller: str | OwnController | None = None,
     epochs: int | None = None,
     config: TrainingConfig | None = None,
     *,
@@ -59,6 +61,7 @@ def grow(
     callbacks: Sequence[Callable[[Event], None]] = (),
     alone: bool = True,
     progress: bool | None = None,
+    price: float | None = None,
 ) -> Grown:
     """Trains a host of ``task`` for ``epochs`` while ``controller`` grows it, then trains the same host alone.
 
@@ -67,9 +70,10 @@ def grow(
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
-        controller: ``heuristic``, ``plateau``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (an agent that comes
-            with Esper), or ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or
-            one of your own, as ``path.py:function`` or a callable that makes a controller for an env.
+        controller: ``advisor``, ``heuristic``, ``plateau``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (an
+            agent that comes with Esper), or ``checkpoint:PATH`` of an agent that learned on a host with blueprints of
+            the same names; or a custom one, as ``path.py:function`` or a callable that makes a controller for an env.
+            None: ``advisor`` if slots widen layers and the loss is cross-entropy, otherwise ``heuristic``.
         epochs: length of the episode; None: the config's, or the task's.
         config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
             on one host.
@@ -78,6 +82,7 @@ def grow(
         callbacks: receive every event of the grown host, such as ``EpochCompleted``. One that raises is dropped.
         alone: whether to train the same host without seeds as well, which takes about as long again.
         progress: whether to show the progress; None: on a terminal and in a notebook.
+        price: pp that a doubling of the parameters has to bring, as ``reward.price`` in the mode ``priced``.
 
     Raises:
         ConfigError: the controller is unknown or does not fit, the data cannot serve the sizes, or ``folder`` holds
@@ -86,14 +91,22 @@ def grow(
     """
     if controller == "none":
         raise ConfigError("controller none grows nothing: name another one; its result includes the host left alone")
-    spec = ControllerSpec.of(controller).check()
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
+    if controller is None:
+        with seeded(0):  # the weights are not used
+            host = task.new_host(config.env.slots or task.slots)
+        widens = any(site.has_source for site in host.sites)
+        controller = default_controller(config, widens, task.guessed is not None)
+    spec = ControllerSpec.of(controller).check()
     # One round of one host is one grown host.
     values = {"n_envs": 1}
     if epochs is not None:
         values["episode_length"] = epochs
     settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
+    if price is not None:
+        settings = settings.with_values(reward={"mode": "priced", "price": price})
+    settings = with_needs(spec.name, settings)
     watch = Watch(alone)
     sinks: list[Sink] = [watch, *map(CallbackSink, callbacks)]
     with ExitStack() as stack:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.advised import WIDENINGS, AdvisedController, facts_in
-from esper.agents.advisor import Advisor, HostFacts
+from esper.agents.advised import AdvisedController, facts_in
+from esper.agents.advisor import FACTORS, Advisor, HostFacts
 from esper.agents.controller import EnvView
+from esper.agents.needs import WIDENINGS
 from esper.config import ConfigError, TrainingConfig
 from esper.core.action import Op
 from esper.env.vector_env import GrowthVectorEnv
@@ -58,8 +59,9 @@ def test_an_observation_tells_the_facts_of_a_context(name: str) -> None:
     told = facts_in(view, list(SLOTS), tuple(WIDENINGS))
     wanted = facts_of(context)
     assert told.widths == pytest.approx(wanted.widths, rel=1e-3)
-    for multiple, parameters in told.parameters.items():
-        assert parameters == pytest.approx(wanted.parameters[multiple], rel=0.01)
+    assert list(told.parameters) == list(FACTORS)
+    for multiple, parameters in wanted.parameters.items():
+        assert told.parameters[multiple] == pytest.approx(parameters, rel=0.01)
     for fact in ("inputs", "classes", "samples", "epochs", "convolutional"):
         assert getattr(told, fact) == getattr(wanted, fact), fact
     assert told.updates == pytest.approx(wanted.updates, rel=1e-3)

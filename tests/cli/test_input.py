@@ -48,7 +48,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "choice": (
         ("--set", "reward.mode=greedy"),
         "reward.mode",
-        "'sparse', 'loss_shaped' or 'loss_sparse'",
+        "'sparse', 'loss_shaped', 'loss_sparse' or 'priced'",
     ),
     "batch larger than an epoch": (
         ("--set", "task.batch_size=1000"),

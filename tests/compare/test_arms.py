@@ -149,7 +149,7 @@ def _other(values: str) -> str:
 def test_the_reward_mode_of_an_arm_is_validated_with_its_config() -> None:
     message = refused("none", "mine:controller=random,reward.mode=greedy")
     assert message.startswith("arm 'mine': reward.mode")
-    assert "'sparse', 'loss_shaped' or 'loss_sparse'" in message
+    assert "'sparse', 'loss_shaped', 'loss_sparse' or 'priced'" in message
     one = {"env": {"baseline_episodes": 1}}
     message = refused(
         "none", "mine:controller=random,reward.mode=loss_shaped", base=one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,33 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     assert shaped == pytest.approx(
         discounted(paid, others, gamma) + gamma**count * value, abs=1e-8
     )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.floats(0, 8), min_size=1, max_size=20),
+    kept=st.floats(0, 8),
+    price=st.floats(0, 10),
+)
+def test_priced_rewards_add_up_to_the_score_minus_the_price_of_the_final_size(
+    sizes: list[float], kept: float, price: float
+) -> None:
+    """Whatever was bought and given back on the way."""
+    reward = Reward(RewardConfig(mode="priced", price=price), DWELL)
+    first = RewardState(
+        **dict.fromkeys((*PERCENT, *LOSSES), 50.0),
+        weighted_share=0.0,
+        fossil_parameters=0,
+        stage=np.zeros(SLOTS, dtype=np.int64),
+        epochs_in_stage=np.zeros(SLOTS, dtype=np.int64),
+    )
+    episode = [
+        (replace(first, doublings=size, kept_doublings=kept), Op.WAIT, True, False)
+        for size in sizes
+    ]
+    paid = play(reward, [(first, Op.WAIT, True, False), *episode], terminated=True)
+    total = discounted(paid, {"score", "price"}, 1.0)
+    assert total * reward.config.benefit_scale == pytest.approx(50.0 - price * kept)
 
 
 @pytest.mark.trap(22)

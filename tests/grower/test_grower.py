@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
+from esper.agents.advised import AdvisedController
+from esper.grower.grower import Grower
 from esper.hosts.container import CONTAINER
 from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import (
@@ -278,3 +281,52 @@ def test_the_named_controllers_play() -> None:
         loop = Loop(controller=name, epochs=8).run()
         assert loop.steps[-1].done
     assert Y.max() == 2
+
+
+def test_an_advisor_decides_if_the_loader_and_the_classes_are_known() -> None:
+    """The price is an argument: where it is too high, nothing grows."""
+    x = torch.randn(64, 12)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
+    grown = {}
+    for price in (0.0, 1e6):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 2), nn.ReLU(), nn.Linear(2, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        grower = Grower(
+            model,
+            ["0 -> 2"],
+            optimizer,
+            horizon=3,
+            samples=loader,
+            classes=4,
+            price=price,
+        )
+
+        def score(network: nn.Module) -> torch.Tensor:
+            return (network(x).argmax(1) == y).float()
+
+        grower.start(score)
+        for _ in range(3):
+            model.train()
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+            grower.step(score)
+        assert isinstance(grower.controller, AdvisedController)
+        grown[price] = grower.finish(merge=True)[0].out_features  # type: ignore[index]
+    assert grown[0.0] in (4, 8, 16, 32)
+    assert grown[1e6] == 2
+
+
+@pytest.mark.parametrize("known", [{"samples": 64, "classes": 4}, {"classes": 4}, {}])
+def test_a_rule_decides_if_the_advisor_cannot_know_enough(
+    known: dict[str, int],
+) -> None:
+    model = nn.Sequential(nn.Linear(12, 2), nn.ReLU(), nn.Linear(2, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    grower = Grower(model, ["0 -> 2"], optimizer, horizon=3, **known)
+    assert grower.config.env.blueprints is None
+    assert grower.config.reward.mode == "shaped"
+    grower.close()

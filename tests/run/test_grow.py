@@ -222,3 +222,25 @@ def test_a_log_with_gaps_costs_nothing_of_the_result() -> None:
             view.handle(event)
         (seed,) = _tried(view, world.env, world.env.config)
         assert (seed.slot, seed.kept, seed.standing) == ("r0c0", False, "")
+
+
+def test_an_advisor_decides_where_layers_can_be_wider_at_a_price() -> None:
+    base = digits()
+
+    def build_host() -> esper.hosts.graft.GraftedHost:
+        return esper.graft(model(), {"r2c0": "0 -> 4"})
+
+    widens = esper.Task("mine", 10, build_host, base.train, base.validation, base.test)
+    seeds = {}
+    for price in (0.0, 1e6):
+        grown = esper.grow(
+            widens,
+            epochs=2,
+            config=config(baseline_episodes=1),
+            alone=False,
+            price=price,
+        )
+        assert grown.controller == "advisor"
+        seeds[price] = grown.seeds
+    assert seeds[1e6] == {}
+    assert set(seeds[0.0]) == {"r2c0"}

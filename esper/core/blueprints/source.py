@@ -85,6 +85,7 @@ SHARES = {
     "widen_whole": 1.0,
     "widen_x4": 3.0,
     "widen_x8": 7.0,
+    "widen_x16": 15.0,
 }
 """Share of a layer's units by which a blueprint widens it."""
 
@@ -355,8 +356,8 @@ def _obstacle_to_widening(place: Place, share: float) -> str | None:
         return reason
     first = place.layers[0]
     units = units_of(share, first)
-    for name, smaller in SHARES.items():
-        if smaller < share and units_of(smaller, first) == units:
+    for name, larger in reversed(SHARES.items()):
+        if larger > share and units_of(larger, first) == units:
             return f"it is {name} here: {units} more units"
     return None
 

@@ -210,11 +210,11 @@ def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("width", "wanted"),
     [
-        (3, (1, 2, 3, 9, 21)),
-        (1, (1, 1, 1, 3, 7)),
-        (16, (8, 8, 16, 48, 112)),
-        (64, (16, 32, 64, 192, 448)),
-        (10, (2, 5, 10, 30, 70)),
+        (3, (1, 2, 3, 9, 21, 45)),
+        (1, (1, 1, 1, 3, 7, 15)),
+        (16, (8, 8, 16, 48, 112, 240)),
+        (64, (16, 32, 64, 192, 448, 960)),
+        (10, (2, 5, 10, 30, 70, 150)),
     ],
 )
 def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(
@@ -239,12 +239,25 @@ def test_large_widenings_are_offered_only_by_name() -> None:
         assert not last.weight.any()
 
 
-def test_equal_widenings_are_offered_once() -> None:
-    place = Place("r0c0", 4, True, (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)))
-    assert widenings(place) == ("widen_quarter", "widen_whole")
+@pytest.mark.parametrize(
+    ("width", "offered"),
+    [
+        (1, ("widen_whole",)),
+        (2, ("widen_half", "widen_whole")),
+        (8, ("widen_whole",)),
+        (16, ("widen_half", "widen_whole")),
+    ],
+)
+def test_equal_widenings_are_offered_once_by_the_name_of_the_largest(
+    width: int, offered: tuple[str, ...]
+) -> None:
+    layers = (nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
+    place = Place("r0c0", 4, True, layers)
+    assert widenings(place) == offered
+    units = source.units_of(0.25, layers[0])
     assert (
-        BLUEPRINTS.get("mlp", "widen_half").obstacle(place)
-        == "it is widen_quarter here: 8 more units"
+        BLUEPRINTS.get("mlp", "widen_quarter").obstacle(place)
+        == f"it is {offered[0]} here: {units} more units"
     )
 
 

@@ -1,0 +1,53 @@
+"""Settings that a controller needs in the place of a config's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from esper.agents.spec import ControllerSpec
+from esper.config import TrainingConfig
+
+ADVISOR = "advisor"
+WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8", 16: "widen_x16"}
+"""Blueprint by the multiple of a layer's width that it leads to."""
+NEEDS: dict[str, dict[str, dict[str, Any]]] = {
+    # All multiples can be had before the first epoch, and are priced by their parameters.
+    ADVISOR: {
+        "env": {
+            "blueprints": tuple(WIDENINGS.values()),
+            "edits_per_epoch": 16,
+            "at_once": True,
+            "parameter_budget": 300.0,
+        },
+        "reward": {"mode": "priced"},
+    },
+}
+"""Settings by the name of a controller."""
+
+
+def default_controller(config: TrainingConfig, widens: bool, told: bool) -> str:
+    """Returns the advisor's name if it can decide, and otherwise that of the rule.
+
+    ``widens``: slots widen layers; ``told``: the numbers of samples and classes are known.
+    """
+    offered = config.env.blueprints or tuple(WIDENINGS.values())
+    if widens and told and set(offered) & set(WIDENINGS.values()):
+        return ADVISOR
+    return "heuristic"
+
+
+def with_needs(controller: str | Callable[..., Any], config: TrainingConfig) -> TrainingConfig:
+    """Returns the config with what a controller needs, by its name, where the config has defaults."""
+    needs = NEEDS.get(ControllerSpec.of(controller).name)
+    if needs is None:
+        return config
+    default = TrainingConfig().model_dump()
+    given = config.model_dump()
+    chosen: dict[str, dict[str, Any]] = {}
+    for section, values in needs.items():
+        chosen[section] = {}
+        for name, value in values.items():
+            if given[section][name] == default[section][name]:
+                chosen[section][name] = value
+    return config.with_values(**chosen)
