@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.agents.advisor import WEIGHTS, Advisor, fit
+from esper.agents.advisor import FACTORS, WEIGHTS, Advisor, fit
 from esper.core.arrays import Floats, Ints
-from esper.exam.context import Context, Law, facts_of, law_of_region
+from esper.exam.context import Context, Law, facts_of, law_of_region, wide_law
 from esper.exam.play import play
 from esper.exam.rules import PlanTable, ceiling, halving, returns_of
 from esper.exam.sources import (
@@ -37,12 +37,14 @@ MADE = (*made_names(images=True), *made_names(images=False))
 PARTS: dict[str, tuple[Law, int, int, tuple[int, ...]]] = {
     "known": (Law(KNOWN), 1, 500, (0,)),
     "made": (Law(MADE), 2, 500, (0,)),
+    "known_wide": (wide_law(KNOWN), 6, 150, (0,)),
+    "made_wide": (wide_law(MADE), 7, 150, (0,)),
     "dev": (Law(KNOWN), 3, 120, (10, 11, 12)),
     "region": (law_of_region(KNOWN), 4, 120, (10, 11, 12)),
     "held_out": (Law(HELD_OUT, left_out=None), 5, 160, (10, 11, 12)),
 }
 """By name: the law, the seed of the draws, the number of contexts, and the seeds of their hosts."""
-LEARN = ("known", "made")
+LEARN = ("known", "made", "known_wide", "made_wide")
 JUDGE = ("dev", "region", "held_out")
 SHARE = 0.3
 """Part of the epochs that halving tries each width for."""
@@ -95,13 +97,98 @@ def fitted(folder: Path, parts: Sequence[str], seed: int) -> Advisor:
     return fit(list(map(facts_of, contexts)), gains, seed)
 
 
+class Policy(torch.nn.Module):
+    """Chooses a plan by a softmax over the scores of all plans, of what an advisor sees and the plan's cost."""
+
+    def __init__(self, contexts: Sequence[Context], seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        x, _ = entries_of(contexts)
+        self.mean = x.mean(dim=(0, 1))
+        self.deviation = x.std(dim=(0, 1)).clamp(min=1e-3)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(x.shape[-1], 64),
+            torch.nn.GELU(),
+            torch.nn.Linear(64, 64),
+            torch.nn.GELU(),
+            torch.nn.Linear(64, 1),
+        )
+
+    def forward(self, x: torch.Tensor, offered: torch.Tensor) -> torch.Tensor:
+        """Returns log-probabilities [N, plans] for entries [N, plans, entries]."""
+        scores = self.net(((x - self.mean) / self.deviation).clamp(-3, 3))[..., 0]
+        return scores.masked_fill(~offered, -1e9).log_softmax(dim=-1)
+
+    def choose(self, contexts: Sequence[Context]) -> Ints:
+        with torch.no_grad():
+            return self(*entries_of(contexts)).argmax(dim=-1).numpy()
+
+
+def entries_of(contexts: Sequence[Context]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the entries of all plans, [N, plans, entries], and whether they are on offer, [N, plans]."""
+    first = facts_of(contexts[0]).plans().shape[-1]
+    x = np.zeros((len(contexts), len(FACTORS), first + 1))
+    offered = np.zeros((len(contexts), len(FACTORS)), dtype=bool)
+    for row, context in enumerate(contexts):
+        facts = facts_of(context)
+        plans = facts.plans()
+        number = len(facts.parameters)
+        offered[row, :number] = True
+        x[row, 1:number, :-1] = plans
+        if number > 1:
+            alone = plans[0].copy()
+            alone[-4:] = [0, alone[0], 0, alone[9]]
+            x[row, 0, :-1] = alone
+        x[row, :number, -1] = np.log2(0.1 + facts.costs(context.price))
+    return torch.from_numpy(x).float(), torch.from_numpy(offered)
+
+
+def learned_policy(
+    folder: Path, parts: Sequence[str], seed: int, rate: float
+) -> Policy:
+    """Climbs the expected return of a policy on logged plans, by its exact gradient; ``rate`` 0 learns nothing."""
+    contexts, accuracies = logs(folder, parts)
+    policy = Policy(contexts, seed)
+    if not rate:
+        return policy
+    x, offered = entries_of(contexts)
+    returns = torch.from_numpy(returns_of(contexts, accuracies)[..., 0]).float()
+    gains = (returns - returns[:, :1]) / 10
+    optimizer = torch.optim.AdamW(policy.parameters(), rate, weight_decay=1e-2)
+    order = torch.randperm(len(contexts))
+    judged, learned = order[: len(order) // 5], order[len(order) // 5 :]
+    best, kept = -np.inf, policy.state_dict()
+    for step in range(3_000):
+        if step % 25 == 0:
+            with torch.no_grad():
+                chances = policy(x[judged], offered[judged]).exp()
+            value = float((chances * gains[judged]).sum(dim=-1).mean())
+            if value > best:
+                best = value
+                kept = {name: v.clone() for name, v in policy.state_dict().items()}
+        rows = learned[torch.randint(len(learned), (256,))]
+        logs_of = policy(x[rows], offered[rows])
+        chances = logs_of.exp()
+        entropy = -(chances * logs_of).sum(dim=-1).mean()
+        loss = -(chances * gains[rows]).sum(dim=-1).mean() - 0.01 * entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy.load_state_dict(kept)
+    return policy
+
+
 def judge(folder: Path) -> None:
     """Prints what each arm returns beside the best single plan, for each part."""
     known = logs(folder, ["known"])
     tables = {keys: PlanTable.fit(keys, known[0], returns_of(*known)) for keys in KEYS}
     advisors = {
         parts: [fitted(folder, parts, seed) for seed in range(ADVISORS)]
-        for parts in (("known",), ("made",), LEARN)
+        for parts in (("known",), ("made",), ("known", "made"), LEARN)
+    }
+    policies = {
+        rate: [learned_policy(folder, LEARN, seed, rate) for seed in range(ADVISORS)]
+        for rate in (0.0, 1e-3)
     }
     for part in JUDGE:
         contexts, accuracies, tried = read_part(folder, part)
@@ -149,6 +236,12 @@ def judge(folder: Path) -> None:
                     gap,
                 )
             )
+        for rate, members in policies.items():
+            chosen = np.mean(
+                [of(policy.choose(contexts)) for policy in members], axis=0
+            )
+            name = f"policy gradient at rate {rate:g}, mean of {ADVISORS}"
+            print(line(name, chosen - single, gap))
 
 
 def choices(advisor: Advisor, contexts: Sequence[Context]) -> Ints:

@@ -24,7 +24,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.agents.advice import Advice, advise
     from esper.compare.comparison import compare_controllers
     from esper.config import ConfigError, TrainingConfig
     from esper.data.split import Split
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from esper.hosts.graft import graft
     from esper.hosts.plain import plain
     from esper.hosts.sizes import HostFamily
+    from esper.run.advice import Advice, advise
     from esper.run.experiment import Experiment
     from esper.run.grow import grow
     from esper.run.grown import Grown
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Advice": "esper.agents.advice",
+    "Advice": "esper.run.advice",
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
     "CounterfactualHelper": "esper.training.counterfactual",
@@ -64,7 +64,7 @@ _HOMES = {
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.files.grown_host",
-    "advise": "esper.agents.advice",
+    "advise": "esper.run.advice",
     "compare_controllers": "esper.compare.comparison",
     "export": "esper.files.grown_host",
     "find_sites": "esper.hosts.find",

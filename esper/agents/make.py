@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from esper.agents.advised import AdvisedController
 from esper.agents.controller import Controller, NoGrowth, PerEnvController, RandomController
 from esper.agents.heuristic import HeuristicController, NeedController, PlateauController
 from esper.agents.needs import ADVISOR
@@ -84,9 +83,16 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
         )
 
 
+def _advised(*arguments: Any) -> PerEnvController:
+    # Few loops ask the advisor, and the others need not load its networks.
+    from esper.agents.advised import AdvisedController
+
+    return AdvisedController(*arguments)
+
+
 RULES: dict[str, Callable[..., PerEnvController]] = {
     "plans": PlansController,
-    ADVISOR: AdvisedController,
+    ADVISOR: _advised,
     "heuristic": HeuristicController,
     "plateau": PlateauController,
     "need": NeedController,

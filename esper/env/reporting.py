@@ -209,8 +209,7 @@ class Reporter:
         """
         edits = float(self.state.edit_reward[env])
         if edits:
-            (paid,) = [name for name in terms if name in PRICES]  # a mode has one, or edits cost nothing
-            terms[paid] += edits
+            terms[next(name for name in terms if name in PRICES)] += edits
             reward += edits
         for change in self._pending[env]:
             self.emit(change)

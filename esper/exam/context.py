@@ -176,6 +176,18 @@ def law_of_region(sources: Sequence[str]) -> Law:
     )
 
 
+def wide_law(sources: Sequence[str]) -> Law:
+    """Returns a law of wider hosts, more samples and longer trainings, to learn from beside :class:`Law`."""
+    return Law(
+        tuple(sources),
+        cnn_widths=(1, 2, 3, 6, 8, 12, 16, 24),
+        mlp_widths=(1, 2, 3, 6, 8, 12, 16, 24, 32, 64),
+        cnn_epochs=(3, 40),
+        mlp_epochs=(3, 60),
+        samples=(40, 3_000),
+    )
+
+
 def _between(
     rng: np.random.Generator,
     low: float,

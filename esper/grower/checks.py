@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from esper.agents.make import OwnController
+from esper.agents.needs import default_controller, with_needs
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.core.blueprints import BlueprintRegistry, choose
@@ -34,6 +36,28 @@ def resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
         "at_once": env.at_once is not False,
     }
     return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))
+
+
+def asked(
+    controller: str | OwnController | None,
+    config: TrainingConfig | Mapping[str, Any] | None,
+    paths: Mapping[str, SitePath],
+    setting: Setting,
+    merge: bool,
+    price: float | None,
+) -> tuple[str | OwnController, TrainingConfig]:
+    """Returns the controller, the default one for None, and the config with what other arguments and it ask for."""
+    if not isinstance(config, TrainingConfig):
+        config = TrainingConfig.parse(dict(config or {}))
+    if merge:
+        config = config.with_values(env={"merge": True})
+    if price is not None:
+        config = config.with_values(reward={"mode": "priced", "price": price})
+    if controller is None:
+        widens = any(path.source is not None for path in paths.values())
+        told = setting.updates > 0 and setting.classes > 0
+        controller = default_controller(config, widens, told)
+    return controller, with_needs(controller, config)
 
 
 def check_merge(config: ResolvedConfig, ranks: Ranks) -> None:

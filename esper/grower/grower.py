@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from esper.agents.controller import Controller
 from esper.agents.make import OwnController, controller_for, loaded
-from esper.agents.needs import default_controller, with_needs
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import (
     FORMAT,
+    asked,
     check_blueprints,
     check_incubation,
     check_merge,
@@ -73,8 +73,8 @@ class Grower:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
         sites: paths of submodules, or ``"auto"``, which needs ``example``; as in :func:`esper.graft`.
         optimizer: trains the model; seeds get parameter groups in it.
-        controller: what decides, see ``--controller``. None: ``advisor`` if a site widens layers, ``samples`` is the
-            DataLoader, and ``classes`` is given; otherwise ``heuristic``.
+        controller: what decides, see ``--controller``. None: ``advisor`` if a site widens layers, and ``samples``, the
+            DataLoader, and ``classes`` are given; otherwise ``heuristic``.
         horizon: number of epochs that the loop trains, at least 2.
         topology: layout of the sites' outputs, see :func:`esper.graft`; None: inferred from a pass of the last batch in
             eval mode, before the first decision.
@@ -103,8 +103,7 @@ class Grower:
         samples: number of training samples, or their DataLoader; None: trained agents do not know it.
         classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
             with the first one.
-        price: score that a doubling of the parameters has to bring, pp: ``reward.mode`` is then ``priced``. The advisor
-            takes 1 by default.
+        price: pp that a doubling of the parameters has to bring, as ``reward.price`` in the mode ``priced``.
         merge: whether seeds that were kept for an epoch become a part of the layers, if they can, as ``env.merge``
             says; their slots can then grow again. Parameters of the model stay the same objects, with other shapes.
 
@@ -156,18 +155,8 @@ class Grower:
         self.points = points
         self.started = False
         """Whether the controller acted before the first epoch."""
-        if not isinstance(config, TrainingConfig):
-            config = TrainingConfig.parse(dict(config or {}))
-        if merge:
-            config = config.with_values(env={"merge": True})
-        if price is not None:
-            config = config.with_values(reward={"mode": "priced", "price": price})
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        if controller is None:
-            widens = any(path.source is not None for path in self.paths.values())
-            told = self._setting.updates > 0 and self._setting.classes > 0
-            controller = default_controller(config, widens, told)
-        config = with_needs(controller, config)
+        controller, config = asked(controller, config, self.paths, self._setting, merge, price)
         self.config = resolved(config, horizon - 1)
         check_merge(self.config, ranks)
         ControllerSpec.of(controller).check()

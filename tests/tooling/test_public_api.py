@@ -69,7 +69,7 @@ def test_former_names_are_importable_and_not_listed(name: str) -> None:
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
     with pytest.raises(
         AttributeError,
-        match=r"module 'esper' has no attribute 'Experimint'; it has: Augmentation",
+        match=r"module 'esper' has no attribute 'Experimint'; it has: Advice",
     ):
         esper.Experimint  # noqa: B018
     assert not hasattr(esper, "load_hosts")

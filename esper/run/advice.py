@@ -1,4 +1,4 @@
-"""What wider layers would bring a network before it is trained, as an advisor predicts it."""
+"""Advice before any training: the gain that an advisor predicts for wider layers, and their price."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Advice:
-    """What an advisor says of a network; printed, it is a table."""
+    """The plans for a network, with what an advisor predicts of each; printed, a table."""
 
     layers: dict[str, int]
     """Number of units of the layers that become wider, by the path of their site."""

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import esper
-from esper.agents.advice import advise
 from esper.config import ConfigError
+from esper.run.advice import advise
 
 KNOWN: dict[str, Any] = {
     "samples": 400,
