@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.agents.advisor import FACTORS, WEIGHTS, Advisor, fit
+from esper.agents.advisor import ENTRIES, FACTORS, WEIGHTS, Advisor, fit
 from esper.core.arrays import Floats, Ints
 from esper.exam.context import Context, Law, facts_of, law_of_region, wide_law
 from esper.exam.play import play
@@ -126,8 +126,7 @@ class Policy(torch.nn.Module):
 
 def entries_of(contexts: Sequence[Context]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the entries of all plans, [N, plans, entries], and whether they are on offer, [N, plans]."""
-    first = facts_of(contexts[0]).plans().shape[-1]
-    x = np.zeros((len(contexts), len(FACTORS), first + 1))
+    x = np.zeros((len(contexts), len(FACTORS), ENTRIES + 1))
     offered = np.zeros((len(contexts), len(FACTORS)), dtype=bool)
     for row, context in enumerate(contexts):
         facts = facts_of(context)

@@ -16,6 +16,8 @@ from esper.core.arrays import Floats
 
 FACTORS = (1, 2, 4, 8, 16)
 """Multiples of the widths of all layers that can be widened, by plan."""
+ENTRIES = 17
+"""Number of entries of a plan, see :meth:`HostFacts.plans`."""
 HIDDEN = 64
 MEMBERS = 8
 STEPS = 1_500
@@ -80,7 +82,7 @@ class HostFacts:
                 math.log2(self.samples / parameters),
             ]
             rows.append([*known, *planned])
-        return np.array(rows).reshape(len(rows), -1)
+        return np.array(rows).reshape(len(rows), ENTRIES)
 
     def costs(self, price: float) -> Floats:
         """Returns the cost of each multiple at ``price`` pp a doubling of the parameters, [multiples]."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.advisor import FACTORS, HostFacts, fit, shipped
+from esper.agents.advisor import ENTRIES, FACTORS, HostFacts, fit, shipped
 
 
 def facts(
@@ -63,7 +63,9 @@ def test_a_member_for_each_gain_and_none_without_growing(advisor) -> None:
 
 def test_only_what_is_on_offer_is_chosen(advisor) -> None:
     assert advisor.choose(facts(2, factors=(1, 2)), price=0.1) == 2
-    assert advisor.choose(facts(2, factors=(1,)), price=0.1) == 1
+    nothing = facts(2, factors=(1,))
+    assert nothing.plans().shape == (0, ENTRIES)
+    assert advisor.choose(nothing, price=0.1) == 1
 
 
 def test_costs_are_doublings_of_the_parameters() -> None:
