@@ -29,7 +29,7 @@ class AdvisedController(PerEnvController):
     where none is worth its price, nothing grows.
     """
 
-    EPISODE_STATE = ("planned", "left")
+    EPISODE_STATE = ("planned", "left", "reasons")
     advisor: Advisor
 
     def prepare(self) -> None:
@@ -43,10 +43,13 @@ class AdvisedController(PerEnvController):
         self.planned = [False] * self.n_envs
         self.left: list[list[list[str]]] = [[] for _ in range(self.n_envs)]
         """Slot and blueprint of each seed that is still to be planted, by env."""
+        self.reasons = [""] * self.n_envs
+        """The expectation behind each env's plan, in words."""
 
     def begin_episode(self, env: int) -> None:
         self.planned[env] = False
         self.left[env] = []
+        self.reasons[env] = ""
 
     def acts_again(self, env: int, view: EnvView) -> bool:
         return True
@@ -54,15 +57,15 @@ class AdvisedController(PerEnvController):
     def choose(self, env: int, view: EnvView) -> Ints:
         if not self.planned[env]:
             self.planned[env] = True
-            self.left[env] = self._plan(view)
+            self.left[env], self.reasons[env] = self._plan(view)
         while self.left[env]:
             slot, blueprint = self.left[env].pop(0)
             if view.legal(Op.GERMINATE, slot, blueprint):
                 return self.spec.encode(Op.GERMINATE, slot, blueprint)
         return self.spec.encode(Op.WAIT)
 
-    def _plan(self, view: EnvView) -> list[list[str]]:
-        """Returns the slot and blueprint of each seed to plant.
+    def _plan(self, view: EnvView) -> tuple[list[list[str]], str]:
+        """Returns the slot and blueprint of each seed to plant, and why.
 
         Multiples that are too large for the budget in some slot are not on offer. A seed that does not fit beside those
         planted before it is left out.
@@ -70,16 +73,18 @@ class AdvisedController(PerEnvController):
         smallest = min(self.widenings)
         slots = [slot for slot in self.spec.slots if view.legal(Op.GERMINATE, slot, self.widenings[smallest])]
         if not slots:
-            return []
+            return [], "no layer can be widened within the budget"
         multiples = []
         for multiple, name in self.widenings.items():
             if all(view.legal(Op.GERMINATE, slot, name) for slot in slots):
                 multiples.append(multiple)
         price = math.expm1(view.value("price"))
-        chosen = self.advisor.choose(facts_in(view, slots, multiples), price)
-        if chosen == 1:
-            return []
-        return [[slot, self.widenings[chosen]] for slot in slots]
+        facts = facts_in(view, slots, multiples)
+        chosen = self.advisor.choose(facts, price)
+        plan = []
+        if chosen > 1:
+            plan = [[slot, self.widenings[chosen]] for slot in slots]
+        return plan, self.advisor.words(facts, price)
 
 
 def facts_in(

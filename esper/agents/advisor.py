@@ -125,6 +125,23 @@ class Advisor(nn.Module):
         gains = [member(entries)[..., 0] for member in self.members]
         return torch.stack(gains) * UNIT
 
+    def words(self, facts: HostFacts, price: float) -> str:
+        """Returns a sentence about the multiple that it chooses, or about the best one if that is 1."""
+        multiples = list(facts.parameters)
+        if len(multiples) == 1:
+            return "the advisor has no multiple of the widths on offer"
+        means = self.gains(facts).mean(axis=0)
+        costs = facts.costs(price)
+        chosen = self.choose(facts, price)
+        best = multiples.index(chosen)
+        if chosen == 1:
+            best = 1 + int((means - costs)[1:].argmax())
+        found = (
+            f"{means[best]:+.1f} pp of layers {multiples[best]} times as wide, for {costs[best]:.1f} pp of parameters"
+        )
+        decision = "nothing grows" if chosen == 1 else "all layers grow"
+        return f"the advisor expects {found}: {decision}"
+
     @torch.no_grad()
     def gains(self, facts: HostFacts) -> Floats:
         """Returns the predicted gain of each multiple, pp [members, multiples]; that of 1 is 0."""

@@ -61,6 +61,8 @@ class GrowthSummary:
     note: str
     """The reason that none was planted, if it is known."""
     unit: ScoreUnit
+    reason: str = ""
+    """The expectation of an advisor, in words."""
 
     def _repr_html_(self) -> str:
         return html.lines(str(self))
@@ -77,6 +79,8 @@ class GrowthSummary:
             sizes += f", {self.operations_before:,.0f} -> {self.operations:,.0f} operations a sample"
         grew = times(self.parameters / max(1, self.parameters_before))
         yield f"Growth in {count(self.epochs, 'epoch')}: {sizes} ({grew} parameters)"
+        if self.reason:
+            yield f"  {self.reason}"
         for layer in self.layers:
             if layer.after != layer.before:
                 yield f"  {layer.name}: {layer.before:,} -> {layer.after:,} units"
@@ -155,6 +159,7 @@ def summary_of(grower: Grower) -> GrowthSummary:
         tried=tuple(map(replace, life.seeds)),
         note=_too_short(env),
         unit=env.score_unit,
+        reason="".join(getattr(grower.controller, "reasons", [])),
     )
 
 

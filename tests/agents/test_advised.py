@@ -31,6 +31,9 @@ class Says(Advisor):
     def choose(self, facts: HostFacts, price: float) -> int:
         return self.multiple
 
+    def words(self, facts: HostFacts, price: float) -> str:
+        return "because"
+
 
 def env_of(
     context: Context,

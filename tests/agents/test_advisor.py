@@ -92,3 +92,11 @@ def test_the_advisor_that_comes_with_esper_widens_a_tiny_host_at_a_low_price_onl
     assert shipped().choose(tiny, price=0.5) > 1
     assert shipped().choose(tiny, price=50.0) == 1
     assert shipped().choose(facts(64, samples=50), price=4.0) == 1
+
+
+def test_it_says_what_it_expects_and_what_that_costs(advisor) -> None:
+    words = advisor.words(facts(2), price=1.0)
+    assert words.startswith("the advisor expects +")
+    assert words.endswith("all layers grow")
+    assert advisor.words(facts(2), price=50.0).endswith("nothing grows")
+    assert "no multiple" in advisor.words(facts(2, factors=(1,)), price=1.0)
