@@ -1,7 +1,7 @@
 """Play plans to widen hosts that differ, fit an advisor to some of them, and judge it on the others.
 
-    python benchmarks/exam.py play FOLDER            # plays every plan in all contexts: about 20 minutes on two cores
-    python benchmarks/exam.py judge FOLDER           # fits advisors, and prints a table for each part
+    python benchmarks/exam.py play FOLDER            # plays every plan in all contexts: about half an hour on two cores
+    python benchmarks/exam.py judge FOLDER           # fits advisors and policies, and prints a table for each part
     python benchmarks/exam.py ship FOLDER            # writes the advisor that comes with Esper
 
 Tables of people and `fashion_mnist` must be there: see benchmarks/uci_tables.py, and `esper tasks`.
@@ -197,50 +197,44 @@ def judge(folder: Path) -> None:
         def of(plans: Ints, returns: Floats = returns, rows: Ints = rows) -> Floats:
             return np.asarray(returns.mean(axis=2)[rows, plans])
 
-        single = of(tables[()].choose(contexts))
-        gap = ceiling(returns) - single
-        print(
-            f"\n{part}, {len(contexts)} contexts, beside the plan ×{2 ** tables[()].single}\n"
-        )
-        print("| arm | pp | of the gap |\n|---|---|---|")
-        print(line("ceiling", gap, gap))
-        print(line("none", of(np.zeros_like(rows)) - single, gap))
+        def mean_of(members: Sequence[Ints]) -> Floats:
+            return np.mean([of(plans) for plans in members], axis=0)
+
+        arms = {"none": of(np.zeros_like(rows))}
         for keys in KEYS[1:]:
-            print(
-                line(
-                    f"best plan by {' × '.join(keys)}",
-                    of(tables[keys].choose(contexts)) - single,
-                    gap,
-                )
-            )
-        tries = [
-            of(halving(contexts, tried[:, :, seed, 0]))
-            for seed in range(tried.shape[2])
-        ]
-        print(
-            line(
-                f"halving, {SHARE:g} of the epochs",
-                np.mean(tries, axis=0) - single,
-                gap,
-            )
+            arms[f"best plan by {' × '.join(keys)}"] = of(tables[keys].choose(contexts))
+        arms[f"halving, {SHARE:g} of the epochs"] = mean_of(
+            [halving(contexts, tried[:, :, seed, 0]) for seed in range(tried.shape[2])]
         )
         for parts, members in advisors.items():
-            chosen = np.mean(
-                [of(choices(advisor, contexts)) for advisor in members], axis=0
+            arms[f"advisor from {' and '.join(parts)}"] = mean_of(
+                [choices(advisor, contexts) for advisor in members]
             )
-            print(
-                line(
-                    f"advisor, mean of {ADVISORS}, from {' and '.join(parts)}",
-                    chosen - single,
-                    gap,
-                )
+        for rate, policies_at in policies.items():
+            arms[f"policy gradient at rate {rate:g}"] = mean_of(
+                [policy.choose(contexts) for policy in policies_at]
             )
-        for rate, members in policies.items():
-            chosen = np.mean(
-                [of(policy.choose(contexts)) for policy in members], axis=0
-            )
-            name = f"policy gradient at rate {rate:g}, mean of {ADVISORS}"
-            print(line(name, chosen - single, gap))
+        table(part, of(tables[()].choose(contexts)), ceiling(returns), arms)
+
+
+def table(part: str, single: Floats, best: Floats, arms: dict[str, Floats]) -> None:
+    """Prints the returns [contexts] of arms beside that of the best single plan, and the advisor's beside theirs."""
+    gap = best - single
+    shipped = arms[f"advisor from {' and '.join(LEARN)}"]
+    print(f"\n{part}, {len(single)} contexts, pp beside the best single plan\n")
+    print("| arm | pp | of the gap | the advisor of all minus it |\n|---|---|---|---|")
+    for name, returns in {"ceiling": best, **arms}.items():
+        more = returns - single
+        share = more.mean() / gap.mean()
+        print(
+            f"| {name} | {interval(more)} | {share:.2f} | {interval(shipped - returns)} |"
+        )
+
+
+def interval(values: Floats) -> str:
+    """Returns the mean with its 95 % interval over contexts."""
+    error = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():+.2f} ± {error:.2f}"
 
 
 def choices(advisor: Advisor, contexts: Sequence[Context]) -> Ints:
@@ -249,11 +243,6 @@ def choices(advisor: Advisor, contexts: Sequence[Context]) -> Ints:
         for context in contexts
     ]
     return np.array(chosen)
-
-
-def line(name: str, more: Floats, gap: Floats) -> str:
-    error = 1.96 * more.std(ddof=1) / np.sqrt(len(more))
-    return f"| {name} | {more.mean():+.2f} ± {error:.2f} | {more.mean() / gap.mean():.2f} |"
 
 
 def ship(folder: Path) -> None:

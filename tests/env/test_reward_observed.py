@@ -96,6 +96,12 @@ def potential_of(seen: Seen, config: RewardConfig, dwell: int) -> Floats:
     return potential
 
 
+def doublings(seen: Seen, entry: str) -> Floats:
+    """How often hosts have doubled the number of their parameters with seeds of this entry."""
+    budget = seen.env.config.env.parameter_budget
+    return np.asarray(np.log2(1 + budget * seen(entry)))
+
+
 def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Floats:
     """The reward [E] of the step between two observations."""
     c, ended = config, after.ended
@@ -120,6 +126,19 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
         ),
         "rent": lambda: -after("rent") / after.env.horizon,
         "action_cost": lambda: -np.where(waited, 0.0, cost),
+        "score": lambda: ended * 100 * after("committed_accuracy") / c.benefit_scale,
+        "price": lambda: (
+            -c.price
+            * (
+                np.where(
+                    ended,
+                    doublings(after, "fossil_parameters"),
+                    doublings(after, "added_parameters"),
+                )
+                - doublings(before, "added_parameters")
+            )
+            / c.benefit_scale
+        ),
         "governor": lambda: -c.rollback_penalty * after("rolled_back"),
     }
     potential = np.where(ended, 0.0, potential_of(after, c, dwell))

@@ -94,6 +94,16 @@ def test_a_terminal_that_closes_interrupts_as_sigterm_does_unless_nohup_ignores_
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """Signals as in a shell: a caller such as nohup may ignore some."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("untouched")
 def test_signals_before_any_work_are_the_systems_again_afterwards() -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with interrupts_end():
