@@ -224,7 +224,7 @@ def train(name: str, width: int, seed: int, advised: bool) -> Trained:
         if grower is not None:
             grower.step(right(held))
     if grower is not None:
-        model = grower.finish(merge=True)
+        model = grower.finish(merge=True, quiet=True)
     seconds = time.perf_counter() - began
     with torch.no_grad():
         scores = [100 * float(right(part)(model).mean()) for part in (held, rest)]

@@ -165,7 +165,7 @@ def named_sites(
 
 
 def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
-    """Returns the sites of ``sites="auto"`` by slot: in each stage one for widenings and one for other seeds.
+    """Returns the sites of ``sites="auto"`` by slot: those of widenings, and in each stage one for other seeds.
 
     A stage is a part of the model whose features have one shape. No other seed lies between the layers of a widening,
     which could not merge with it. Blocks that run more often than ``most_runs`` in a pass are left out. Raises
@@ -174,8 +174,8 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
     sites, order = _found(model, example, BLUEPRINTS)
     if most_runs is not None:
         sites = [site for site in sites if site.runs <= most_runs]
-    widenings = [site for site in sites if site.kind == "widen"]
-    paths = _spread(_last_of_each_stage(widenings), MOST // 2)
+    widenings = [site.path for site in sites if site.kind == "widen"]
+    paths = _spread(widenings, MOST // 2)
     widened = list(map(SitePath.parse, paths))
     others = []
     for site in sites:

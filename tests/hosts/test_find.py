@@ -222,13 +222,15 @@ def test_a_site_of_every_layout_is_found(name: str) -> None:
         assert shared
 
 
-def test_automatic_sites_are_one_of_each_kind_a_stage() -> None:
+def test_automatic_sites_are_all_widenings_and_a_block_of_each_stage() -> None:
     assert chosen_sites(cnn(), IMAGES) == {
         "r2c0": "0.0 -> 1.0",
         "r2c1": "1.0 -> 2.2",
     }
     assert chosen_sites(Transformer(), TOKENS) == {
-        "r2c0": "blocks.2.up -> blocks.2.down",
+        "r2c0": "blocks.0.up -> blocks.0.down",
+        "r2c1": "blocks.1.up -> blocks.1.down",
+        "r2c2": "blocks.2.up -> blocks.2.down",
         "r0c0": "blocks.2",
     }
 

@@ -416,7 +416,7 @@ def test_what_is_kept_stays_in_copies_and_plain_networks(
     ]
     planted = {
         slot: blueprint
-        for slot, blueprint in zip(places, ("widen_quarter", "norm"), strict=True)
+        for slot, blueprint in zip(places, ("widen_whole", "norm"), strict=True)
         if slot
     }
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
