@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -237,7 +238,7 @@ def job(arguments: tuple[str, int, int, bool]) -> Trained:
 
 
 def interval(values: np.ndarray) -> str:
-    error = 2.26 * values.std(ddof=1) / np.sqrt(len(values))
+    error = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
     return f"{values.mean():+.2f} ± {error:.2f}"
 
 
