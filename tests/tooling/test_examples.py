@@ -101,7 +101,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
         "Growth in 20 epochs: ",
         "<svg",
         "task digits",
-        "alone: heuristic",
+        "alone: advisor",
     ):
         assert part in finished.stdout
 
