@@ -1,6 +1,6 @@
 """Play plans to widen hosts that differ, fit an advisor to some of them, and judge it on the others.
 
-    python benchmarks/exam.py play FOLDER            # plays every plan in all contexts, 12 CPU minutes without the wide ones
+    python benchmarks/exam.py play FOLDER            # plays every plan: 12 CPU minutes without the wide parts
     python benchmarks/exam.py judge FOLDER           # fits advisors and policies, and prints a table for each part
     python benchmarks/exam.py ship FOLDER            # writes the advisor that comes with Esper
 
