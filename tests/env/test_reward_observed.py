@@ -97,7 +97,7 @@ def potential_of(seen: Seen, config: RewardConfig, dwell: int) -> Floats:
 
 
 def doublings(seen: Seen, entry: str) -> Floats:
-    """How often hosts have doubled the number of their parameters with seeds of this entry."""
+    """Doublings of the number of parameters by the seeds of this entry, [E]."""
     budget = seen.env.config.env.parameter_budget
     return np.asarray(np.log2(1 + budget * seen(entry)))
 
