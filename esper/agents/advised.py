@@ -104,10 +104,14 @@ def facts_in(
     name = WIDENINGS[multiples[0]]
     sizes = [math.expm1(10 * view.choice(slot, name, "size")) for slot in slots]
     parameters = _power(view, "host_parameters", 10)
+    around = sum(sizes) / (multiples[0] - 1)
     classes = round(_power(view, "classes", 10))
+    # Weights between two of these layers are counted twice. Beside layers that stay as they are, their number is not
+    # seen, and taken for less than it is.
+    between = max(0.0, around + classes - parameters)
     return HostFacts(
         widths=tuple(2 ** (10 * view.slot(slot, "width")) for slot in slots),
-        parameters=parameters_by_multiple(parameters, sum(sizes) / (multiples[0] - 1), classes, multiples),
+        parameters=parameters_by_multiple(parameters, around, between, multiples),
         operations=_power(view, "host_flops", 20) - 1,
         inputs=round(_power(view, "inputs", 10)),
         classes=classes,
@@ -122,16 +126,15 @@ def facts_in(
 def parameters_by_multiple(
     parameters: float,
     around: float,
-    classes: int,
+    between: float,
     multiples: Sequence[int] = FACTORS[1:],
 ) -> dict[int, float]:
     """Returns the number of parameters of a network with all layers widened, by multiple; 1 comes first.
 
-    ``around`` is the sum of the parameters of seeds that double one layer each, the weights into and out of it but for
-    the biases of the outputs. So it counts weights between two of these layers twice; they grow with the square of the
-    multiple.
+    ``around`` is the sum of the parameters of seeds that double one layer each: the weights into and out of it but for
+    the biases of the next layer. So it counts the weights ``between`` two of these layers twice, which grow with the
+    square of the multiple.
     """
-    between = max(0.0, around + classes - parameters)
     outer = around - 2 * between
     fixed = parameters - outer - between
     counts = {1: parameters}

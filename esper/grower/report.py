@@ -171,7 +171,7 @@ class SlotReport:
     trial: float | None
     """Score with this incubating seed at its target alpha minus score without it."""
     units: tuple[int, int] | None
-    """Units of the layer before and with this widening; None if it is none."""
+    """Units of the layer before and with this widening; None for other seeds."""
     removed: str
     """The last seed that was removed from the slot, with the reason and what was measured of it; empty if none was."""
     merges: int = 0

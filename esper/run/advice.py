@@ -108,7 +108,7 @@ def advise(
     found = _widenings(model, example, sites)
     parameters = sum(p.numel() for p in model.parameters())
     around = sum(site.blueprints[DOUBLED].parameters for site in found)
-    counts = parameters_by_multiple(parameters, around, classes)
+    counts = parameters_by_multiple(parameters, around, _between(model, found))
     rows = samples_of(example) or 1
     with torch.no_grad(), counting() as counter:
         outputs_of(model, example)
@@ -163,6 +163,17 @@ def _widenings(model: nn.Module, example: Any, sites: Sequence[str] | None) -> l
     if other:
         raise ConfigError(f"no layer of {', '.join(other)} can be wider; these can: {', '.join(possible)}")
     return [possible[path] for path in sites]
+
+
+def _between(model: nn.Module, found: Sequence[FoundSite]) -> int:
+    """Returns the number of weights of layers that read the units of one site, and whose own units another adds to."""
+    paths = [SitePath.parse(site.path) for site in found]
+    count = 0
+    for first in paths:
+        for second in paths:
+            if first is not second and first.sink == second.source:
+                count += model.get_submodule(first.sink).get_parameter("weight").numel()
+    return count
 
 
 def _is_spatial(model: nn.Module, site: FoundSite) -> bool:

@@ -14,11 +14,11 @@ from esper.telemetry.sink import Sink
 from esper.telemetry.text import count, duration, number
 
 FIRST_PART = 0.1
-"""Part of the first round after which the time that all rounds take is told."""
+"""Share of the first round that has to pass before the remaining time is estimated."""
 
 
 WORTH_TELLING = 10.0
-"""Seconds of all rounds from which on they are told."""
+"""Shortest estimate of the remaining time that is printed, seconds."""
 
 
 class TerminalConsole(Console):

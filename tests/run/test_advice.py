@@ -31,6 +31,7 @@ def mlp(width: int) -> nn.Sequential:
 def cnn() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
         nn.ReLU(),
         nn.Conv2d(4, 8, 3, padding=1),
         nn.ReLU(),
@@ -64,6 +65,20 @@ def test_advice_has_a_plan_for_each_multiple_and_chooses_the_best(name: str) -> 
     )
     if wider is not None:
         assert advice.plans[2].parameters == sum(p.numel() for p in wider.parameters())
+
+
+def test_weights_between_two_wider_layers_are_priced_beside_layers_that_stay() -> None:
+    """Networks whose other layers are larger than those that grow."""
+
+    def network(width: int) -> nn.Sequential:
+        hidden = (nn.Linear(64, width), nn.ReLU(), *mlp(width)[2:])
+        return nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), *hidden)
+
+    advice = advise(network(8), torch.randint(50, (3, 4)), **KNOWN)
+    assert len(advice.layers) == 2
+    for plan in advice.plans:
+        wider = network(8 * plan.multiple)
+        assert plan.parameters == sum(p.numel() for p in wider.parameters())
 
 
 def test_a_price_that_nothing_is_worth_leaves_the_network_as_it_is() -> None:
