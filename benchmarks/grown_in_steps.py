@@ -13,25 +13,21 @@ arms took turns, as Markdown.
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from esper.compare.arms import read_arms
-from esper.compare.comparison_run import ComparisonRun
+from benchmarks.timed import compared
 from esper.compare.runner import HostResult
 from esper.compare.statistics import compare_pairs
 from esper.data.digits import build_mlp
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
-from esper.telemetry.event import ArmPlayed, ScoreDefined
 
 TUNING_SEED, JUDGING_SEED = 12_100, 73_000
 MARGIN, LOWEST = -0.5, -0.8
@@ -81,20 +77,6 @@ def write_schedule(task: Task, file: Path) -> None:
     file.write_text("\n".join(lines))
 
 
-class Clock:
-    """Adds up the seconds that each arm took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._last = perf_counter()
-
-    def __call__(self, event: ArmPlayed | ScoreDefined) -> None:
-        now = perf_counter()
-        if isinstance(event, ArmPlayed):
-            self.seconds[event.controller] += now - self._last
-        self._last = now
-
-
 def play(
     task: Task, arms: dict[str, tuple[str, float]], pairs: int, seed: int
 ) -> tuple[Hosts, dict[str, float]]:
@@ -112,7 +94,6 @@ def play(
             "parameter_budget": 100.0,
         },
     }
-    clock = Clock()
     with TemporaryDirectory() as folder:
         schedule = Path(folder) / "steps.toml"
         write_schedule(task, schedule)
@@ -121,16 +102,7 @@ def play(
             controller = controller.replace("SCHEDULE", str(schedule))
             rate = factor * task.learning_rate
             texts.append(f"{arm}:controller={controller},task.learning_rate={rate:.6g}")
-        read = read_arms(texts, base)
-        run = ComparisonRun(
-            read,
-            pairs,
-            f"{folder}/out",
-            reference=read[0].name,
-            progress=clock,
-            task=task,
-        )
-        return run.run().hosts, clock.seconds
+        return compared(texts, base, pairs, task, Path(folder))
 
 
 def tune(task: Task, pairs: int) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +21,11 @@ from typing import Any
 import numpy as np
 
 import benchmarks.adapters  # noqa: F401  registers the controls of both files
-from esper.compare.arms import read_arms
-from esper.compare.comparison_run import ComparisonRun
+from benchmarks.timed import compared
 from esper.compare.runner import HostResult
 from esper.compare.statistics import compare_pairs, holm_adjusted
 from esper.data.task import Task
 from esper.data.tasks import load_task
-from esper.telemetry.event import ArmPlayed, ScoreDefined
 
 HERE = Path(__file__).parent
 RATES = HERE / "questions_rates.json"
@@ -142,20 +138,6 @@ def written(settings: Mapping[str, float]) -> str:
     return ",".join(f"task.{name}={value:.6g}" for name, value in settings.items())
 
 
-class Clock:
-    """Adds up the seconds that each arm took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
-
-    def __call__(self, event: ArmPlayed | ScoreDefined) -> None:
-        now = time.perf_counter()
-        if isinstance(event, ArmPlayed):
-            self.seconds[event.controller] += now - self._last
-        self._last = now
-
-
 def play(
     question: Question, task: Task, epochs: int, arms: list[str], pairs: int, seed: int
 ) -> tuple[dict[str, list[HostResult]], Mapping[str, float]]:
@@ -172,22 +154,12 @@ def play(
             "at_once": True,
         },
     }
-    clock = Clock()
     with TemporaryDirectory() as folder:
         arms = [
             arm.replace("SCHEDULE", str(schedule_of(question, Path(folder))))
             for arm in arms
         ]
-        read = read_arms(arms, base)
-        run = ComparisonRun(
-            read,
-            pairs,
-            f"{folder}/out",
-            reference=read[0].name,
-            progress=clock,
-            task=task,
-        )
-        return run.run().hosts, clock.seconds
+        return compared(arms, base, pairs, task, Path(folder))
 
 
 def search(

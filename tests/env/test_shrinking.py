@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import esper
 from esper.core.action import Op
 from esper.core.stage import SeedStage as S
 from esper.core.state import OF_HOSTS
-from esper.files.grown_host import committed_network, export, load_host
+from esper.files.grown_host import committed_network
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 from esper.telemetry.seed_history import Life
 from esper.training.host_state import all_tensors
-from tests.core_helpers import DAMAGE, Rig, digits, rig
-from tests.env.test_merging import MERGES, widths
+from tests.core_helpers import DAMAGE, Rig, rig
+from tests.env.test_merging import MERGES, require_exported, widths
 from tests.selection import slow_except
 
 STOPS = (4, 6, 9, 10, 11, 13)
@@ -195,13 +194,7 @@ def test_a_host_that_grows_thrice_shrinks_and_is_rolled_back_goes_on_after_a_sto
             np.testing.assert_array_equal(world.observation, observed)
             network = committed_network(world.training())
 
-    x = digits().test.inputs(0, 50)
-    export(network, tmp_path / "host")
-    again = load_host(tmp_path / "host", model=digits().build_host())
-    assert torch.equal(again(x), network(x))
-    plain: Any = esper.plain(again, x, merge=True)
-    torch.testing.assert_close(plain(x), network(x))
-    assert not any("esper" in type(m).__module__ for m in plain.modules())
+    require_exported(network, tmp_path)
 
 
 def test_a_resumed_host_that_shrinks_to_its_first_layers_has_its_first_sizes() -> None:
