@@ -61,8 +61,9 @@ def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
     """The schedule that is best when shaped is a lower bound of the mode's own best."""
     wait = np.zeros_like(best().schedule)
     grown, alone = play(np.array([best().schedule, wait]), config(mode))
-    assert alone == pytest.approx(0.0, abs=1e-9)
-    assert grown > 0.5
+    if "score" not in MODES[mode]:  # which pays what the host learns by itself as well
+        assert alone == pytest.approx(0.0, abs=1e-9)
+    assert grown - alone > 0.5
 
 
 @pytest.mark.slow
