@@ -48,6 +48,12 @@ MAX_READ = 200_000_000
     help="Also show the run in tensorboard; wandb and trackio need a Python program with an active run.",
 )
 @click.option(
+    "--telemetry",
+    type=click.Choice(["minimal", "normal", "debug"]),
+    help="What is recorded: rounds and results only, also every host, or also each WAIT and phases in profiler traces."
+    "  [default: normal]",
+)
+@click.option(
     "--resume",
     type=PATH,
     metavar="FOLDER",
@@ -60,6 +66,7 @@ def command(
     rounds: int | None,
     out: Path | None,
     track: tuple[str, ...],
+    telemetry: str | None,
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -79,11 +86,16 @@ def command(
     task = flags["task"]
     if resume is not None:
         named_again = controller is not None and ControllerSpec.of(controller).is_code
-        given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
+        given = (None if named_again else controller, rounds, out, telemetry, config_file, *assignments, *track)
         check_resume(given, flags, "run", "the same user-defined --task and --controller")
         folder = resume
     else:
-        said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
+        said = {
+            ("run", "controller"): controller,
+            ("run", "rounds"): rounds,
+            ("track", "to"): track or None,
+            ("telemetry", "level"): telemetry,
+        }
         tables = build_tables(config_file, assignments, flags, said)
         from esper.config import TrainingConfig
 

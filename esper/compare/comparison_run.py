@@ -57,7 +57,9 @@ from esper.training.rng import HELD_OUT
 Learned = Callable[[str, int, RoundCompleted], None]
 """Receives the name of an arm, its training seed, and each round that it has learned from."""
 
-MAY_DIFFER = re.compile(r"task\.(name|data)|run\.(device|lanes|evaluation_pairs|checkpoint_.*)|(track|anomaly)\..*")
+MAY_DIFFER = re.compile(
+    r"task\.(name|data)|run\.(device|lanes|evaluation_pairs|checkpoint_.*)|(telemetry|track|anomaly)\..*"
+)
 """Values of a run's config that do not change what its agent learns; names of tasks are compared on their own."""
 
 

@@ -44,6 +44,7 @@ _HOMES = {
     "RewardMode": "training",
     "RunConfig": "training",
     "TaskConfig": "task",
+    "TelemetryConfig": "telemetry",
     "TrackConfig": "telemetry",
     "TrainingConfig": "training",
     "describe_fields": "types",

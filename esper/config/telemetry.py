@@ -1,4 +1,4 @@
-"""Settings of trackers, which show a run in addition to its folder, and of warnings about the agent."""
+"""Settings of what a run records, of trackers, which show a run in addition to its folder, and of warnings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from pydantic import AliasChoices, Field, field_validator
 from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+class TelemetryConfig(Section):
+    """Events of a run. No level changes a bit of what is learned."""
+
+    level: Literal["minimal", "normal", "debug"] = "normal"
+    """Detail of what is recorded. minimal: rounds, updates of the agent, warnings and the result; normal: also every
+    host's actions, gates, stages and epochs; debug: also the decisions to WAIT, and the phases of a step as ranges in
+    profiler traces (torch.profiler and, with CUDA, NVTX)."""
+
+    @property
+    def of_hosts(self) -> bool:
+        """True if the events of single hosts are recorded."""
+        return self.level != "minimal"
+
+    @property
+    def debug(self) -> bool:
+        return self.level == "debug"
 
 
 class TrackConfig(Section):

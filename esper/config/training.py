@@ -25,12 +25,13 @@ from esper.config.controllers import (
 )
 from esper.config.files import toml_text
 from esper.config.task import TaskConfig
-from esper.config.telemetry import AnomalyConfig, TrackConfig
+from esper.config.telemetry import AnomalyConfig, TelemetryConfig, TrackConfig
 from esper.config.types import Count, Finite, Fraction, Length, Listed, Names, NonNegative, Positive, Section
 from esper.errors import ConfigError, did_you_mean
 
 REMOVED = {
     "run.max_device_copies_mib": (None, "snapshots lie beside their hosts; fewer hosts (env.n_envs) need less memory"),
+    "run.mark_phases": (False, 'telemetry.level = "debug" marks the phases'),
     "env.recalibrate": (
         False,
         "all configurations use the BatchNorm statistics that training gathered, as with false",
@@ -77,8 +78,6 @@ class RunConfig(Section):
     lanes: Count | None = None
     """Number of worker threads, which train one env each at a time; None: one per core that may be used. No effect on a
     GPU. Results do not depend on it."""
-    mark_phases: bool = False
-    """Mark the phases of a step in profiler traces, as ranges of torch.profiler and, with CUDA, of NVTX."""
 
     @property
     def learns(self) -> bool:
@@ -261,6 +260,7 @@ class TrainingConfig(Section):
     need: NeedConfig = NeedConfig()
     plans: PlansConfig = PlansConfig()
     ppo: PPOConfig = PPOConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
 

@@ -37,6 +37,8 @@ class Baseline:
     final_loss_std: float
     """Standard deviation over hosts of the last loss, at least 1e-3."""
     episodes: int
+    class_accuracy: tuple[float, ...] = ()
+    """Mean final accuracy on each class, pp; () if it is not known."""
 
     def in_stds(self, loss: Floats) -> Floats:
         """Losses [...] in standard deviations of the final loss.

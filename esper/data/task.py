@@ -19,12 +19,15 @@ from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
 from esper.config.resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
-from esper.data.objective import Objective, PerSample, make_objective
+from esper.data.objective import ClassObjective, Objective, PerSample, make_objective
 from esper.data.split import SAMPLE, Split, StreamedSplit
 from esper.hosts.host import Host
 from esper.hosts.inputs import stack
 from esper.telemetry import html
 from esper.telemetry.score import ScoreUnit
+
+MAX_CLASSES = 100
+"""Max classes of which reports have the accuracy of each."""
 
 
 def default_folder() -> Path:
@@ -203,6 +206,16 @@ class Task:
     def counts(self) -> NDArray[np.float64]:
         """Number of targets in each validation sample, float64 [N]."""
         return self.objective.counts(self.validation.y)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | None:
+        """Class of each validation sample, int64 [N]; None if samples have several or none, if they are not scored by
+        accuracy, or if there are more than ``MAX_CLASSES``."""
+        y = self.validation.y
+        scored = isinstance(self.objective, ClassObjective) and (self.classes or 0) <= MAX_CLASSES
+        if not scored or y.dim() != 1:
+            return None
+        return np.asarray(y.cpu())
 
     @property
     def guessed(self) -> int | None:

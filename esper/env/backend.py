@@ -23,6 +23,16 @@ Rollbacks = dict[int, tuple[Panic, int]]
 
 
 @dataclass(frozen=True)
+class FinalScores:
+    """Results of the last validation of one host beside its score."""
+
+    shapley: Mapping[str, Paired]
+    """Shapley values of its seeds by slot, pp; {} unless all coalitions were measured."""
+    by_class: tuple[float, ...] = ()
+    """Accuracy of the committed network on each class, pp, see ``EpisodeCompleted.class_accuracy``."""
+
+
+@dataclass(frozen=True)
 class Merge:
     """The gains of a host by seeds that became a part of its layers."""
 
@@ -151,9 +161,9 @@ class Backend(ABC):
         layers of its host, and plants them there as a seed. Returns what was taken, by env."""
         return {}
 
-    def shapley(self, env: int) -> Mapping[str, Paired]:
-        """Returns the Shapley values of an env's seeds by slot, pp, of its last validation; {} unless all are known."""
-        return {}
+    def final_scores(self, env: int) -> FinalScores:
+        """Returns what the last validation of an env has measured, for the report of its episode."""
+        return FinalScores({})
 
     @abstractmethod
     def test_accuracy(self, state: EnvState) -> Floats:

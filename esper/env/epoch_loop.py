@@ -65,7 +65,7 @@ class EpochLoop:
         self.state = EnvState.fresh(envs, slots=Slots.fresh(envs, len(spec.slots)))
         self.reporter = None
         if emit is not None:
-            self.reporter = Reporter(emit, spec, config.env, self.state)
+            self.reporter = Reporter(emit, spec, config, self.state)
         self.best_by_epoch = np.zeros((envs, max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
         self.released: dict[int, Release] = {}

@@ -16,7 +16,7 @@ from esper.data.task import Task
 from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
 from esper.env.rank_hosts import RankedBackend
-from esper.env.training_backend import TrainingBackend
+from esper.env.training_backend import TrainingBackend, accuracy_by_class
 from esper.telemetry.span import Spans
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
@@ -85,11 +85,12 @@ def measure_baseline(
         for state in loop.without_growth(run_seed):
             accuracies.append(state.accuracy.copy())
             losses.append(state.loss.copy())
-    return _baseline(np.stack(accuracies), np.stack(losses))
+        by_class = np.array(hosts.map_hosts(accuracy_by_class))
+    return _baseline(np.stack(accuracies), np.stack(losses), by_class)
 
 
-def _baseline(accuracy: Floats, loss: Floats) -> Baseline:
-    """Returns the mean curves of hosts; ``accuracy`` and ``loss`` are [T + 1, E]."""
+def _baseline(accuracy: Floats, loss: Floats, by_class: Floats) -> Baseline:
+    """Returns the mean curves of hosts; ``accuracy`` and ``loss`` are [T + 1, E], ``by_class`` [E, C]."""
     # Hosts are the last axis: the last bits of a sum depend on the layout.
     final_loss = loss[-1]
     std = 0.0
@@ -100,4 +101,5 @@ def _baseline(accuracy: Floats, loss: Floats) -> Baseline:
         loss=tuple(loss.mean(axis=1).tolist()),
         final_loss_std=max(std, MIN_STD),
         episodes=len(final_loss),
+        class_accuracy=tuple(by_class.mean(axis=0).tolist()),
     )

@@ -69,7 +69,7 @@ class PlantedVectorEnv(SlotVectorEnv):
             config,
             spec,
             self.backend,
-            Spans(marks=config.run.mark_phases),
+            Spans(marks=config.telemetry.debug),
             law.choices,
             law.setting,
             autoreset_mode,

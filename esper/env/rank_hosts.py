@@ -22,14 +22,13 @@ from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.state import EnvState, table_of, write_changes, write_table
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
-from esper.env.backend import Backend, Merge, Release, Rollbacks
+from esper.env.backend import Backend, FinalScores, Merge, Release, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import assign_roles
 from esper.env.start import started
 from esper.env.training_backend import TrainingBackend
 from esper.hosts.sizes import at_width
 from esper.telemetry.span import Spans
-from esper.training.counterfactual import Paired
 from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
@@ -314,11 +313,11 @@ class RankedBackend(Backend):
             accuracies.append(accuracy)
         return np.concatenate(accuracies)
 
-    def shapley(self, env: int) -> dict[str, Paired]:
+    def final_scores(self, env: int) -> FinalScores:
         if env < self.mine.stop:
-            return self.local.shapley(env)
-        values: dict[str, Paired] = _of(self, env, RankHosts.shapley)
-        return values
+            return self.local.final_scores(env)
+        scores: FinalScores = _of(self, env, RankHosts.final_scores)
+        return scores
 
     def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
         return _joined(self._on_all(TrainingBackend.map_hosts, function))

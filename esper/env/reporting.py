@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from esper.config import EnvConfig
+from esper.config import TrainingConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.gates import GATES, GateResult, Gates, Place, germination_gate
 from esper.core.mask import ActionMask
@@ -17,7 +17,7 @@ from esper.core.reward_modes import PRICES
 from esper.core.slots import Bools, Floats, Ints, Slots
 from esper.core.stage import SeedStage
 from esper.core.state import EnvState, EpisodeRules
-from esper.env.backend import Release, Rollbacks
+from esper.env.backend import FinalScores, Release, Rollbacks
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
@@ -28,7 +28,6 @@ from esper.telemetry.event import (
     SeedCut,
     StageChanged,
 )
-from esper.training.counterfactual import Paired
 from esper.training.metrics import HOST
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Reporter:
         self,
         emit: Callable[[Event], None],
         spec: ActionSpec,
-        config: EnvConfig,
+        config: TrainingConfig,
         state: EnvState,
     ) -> None:
         self.emit = emit
@@ -88,7 +87,7 @@ class Reporter:
             slot = int(actions[env, 1])
             if op == Op.GERMINATE:
                 empty = bool(slots.stage[env, slot] == SeedStage.DORMANT)
-                seeds_left = self.config.max_seeds - int(slots.living[env].sum())
+                seeds_left = self.config.env.max_seeds - int(slots.living[env].sum())
                 results[env] = germination_gate(True, empty, seeds_left)
             elif op in (Op.ADVANCE, Op.FOSSILIZE):
                 results[env] = gates.explain((env, slot))
@@ -104,7 +103,8 @@ class Reporter:
     ) -> None:
         """Reports each env's gate, action and stage changes; ``failures`` are reasons why seeds were not planted, and
         ``released`` the units that were taken out of layers."""
-        for env in np.flatnonzero(active & (actions[:, 0] != Op.WAIT)).tolist():
+        told = active & ((actions[:, 0] != Op.WAIT) | self.config.telemetry.debug)
+        for env in np.flatnonzero(told).tolist():
             action = actions[env]
             reason = failures.get(env, "")
             if env in gates:
@@ -127,7 +127,7 @@ class Reporter:
         reason: str,
     ) -> None:
         """Reports the action [8] of an env; ``reason`` says why it was refused, and is empty if it was not."""
-        heads = {"blueprint": None, **self.spec.decode(action)}  # most ops have none
+        heads = {"slot": None, "blueprint": None, **self.spec.decode(action)}  # most ops have none
         masked = None
         if self.mask is not None:
             masked = self.mask.illegal(self.spec, env, action)
@@ -201,9 +201,9 @@ class Reporter:
         terms: dict[str, float],
         reward: float,
         rules: EpisodeRules,
-        shapley: Callable[[int], Mapping[str, Paired]],
+        scores: Callable[[int], FinalScores],
     ) -> None:
-        """Reports kept stage changes, the epoch, and an ended episode, with ``shapley`` values of its seeds.
+        """Reports kept stage changes, the epoch, and an ended episode, with its final ``scores``.
 
         ``terms`` and ``reward`` are those of the step that trained the epoch. The edits before it are added.
         """
@@ -216,7 +216,7 @@ class Reporter:
         self._pending[env].clear()
         self._epoch(env, terms, reward, rules)
         if self.state.done[env]:
-            self._episode(env, rules, shapley)
+            self._episode(env, rules, scores(env))
 
     def _epoch(
         self,
@@ -263,7 +263,7 @@ class Reporter:
         self,
         env: int,
         rules: EpisodeRules,
-        shapley: Callable[[int], Mapping[str, Paired]],
+        scores: FinalScores,
     ) -> None:
         state = self.state
         slots = state.slots
@@ -275,7 +275,7 @@ class Reporter:
         # Of both in one epoch, divergence is named.
         stopped = None
         if state.truncated[env]:
-            diverged = "divergence" in self.config.stop_on and state.rolled_back[env]
+            diverged = "divergence" in self.config.env.stop_on and state.rolled_back[env]
             stopped = "divergence" if diverged else "plateau"
         self.emit(
             EpisodeCompleted(
@@ -292,7 +292,8 @@ class Reporter:
                 rollbacks=int(state.rollbacks[env]),
                 terminated=not state.truncated[env],
                 stopped=stopped,
-                shapley={slot: (value.difference, value.error) for slot, value in shapley(env).items()},
+                shapley={slot: (value.difference, value.error) for slot, value in scores.shapley.items()},
+                class_accuracy=scores.by_class,
             )
         )
 

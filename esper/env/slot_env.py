@@ -194,7 +194,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
-                reporter.epoch_ended(env, terms, float(rewards[env]), rules, self.backend.shapley)
+                reporter.epoch_ended(env, terms, float(rewards[env]), rules, self.backend.final_scores)
 
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].

@@ -19,13 +19,13 @@ from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
-from esper.env.backend import Backend, Merge, Release, Rollbacks
+from esper.env.backend import Backend, FinalScores, Merge, Release, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.env.merging import Merger
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
-from esper.training.counterfactual import CounterfactualHelper, Paired
+from esper.training.counterfactual import CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
@@ -242,6 +242,14 @@ class EnvHost:
         bad_gradients = sum(summary.not_finite for name, summary in summaries.items() if name in committed)
         self.not_finite = bad_losses + bad_elements + bad_measurements + bad_gradients
 
+    def by_class(self) -> tuple[float, ...]:
+        """Returns the accuracy of the committed network on each class in the last validation, pp; () if samples have no
+        class, there are many classes, or the host was rolled back."""
+        task = self.training.task
+        if task.labels is None or not self.counterfactual.configurations:
+            return ()
+        return self.counterfactual.by_class(task.labels, task.classes or 0)
+
     def take_first_snapshot(self, state: EnvState) -> None:
         """Starts to govern, after the first validation.
 
@@ -414,9 +422,9 @@ class TrainingBackend(Backend):
             releases[row] = self.merger.release(host.training, host.slot_sites[s].name)
         return releases
 
-    def shapley(self, env: int) -> dict[str, Paired]:
-        """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""
-        return self.hosts[env].counterfactual.shapley()
+    def final_scores(self, env: int) -> FinalScores:
+        host = self.hosts[env]
+        return FinalScores(host.counterfactual.shapley(), host.by_class())
 
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.hosts))
@@ -457,6 +465,11 @@ class TrainingBackend(Backend):
 
     def _of(self, active: Bools) -> list[EnvHost]:
         return [host for host, chosen in zip(self.hosts, active, strict=True) if chosen]
+
+
+def accuracy_by_class(hosts: TrainingBackend) -> list[tuple[float, ...]]:
+    """Accuracy of each host on each class in its last validation, pp, see :meth:`EnvHost.by_class`."""
+    return [host.by_class() for host in hosts.hosts]
 
 
 def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:

@@ -115,7 +115,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 
-        spans = Spans(marks=config.run.mark_phases)
+        spans = Spans(marks=config.telemetry.debug)
         self.executor = make_executor(run, *(task.device for task in self.tasks))
         execution = prepare_hosts(run, self.training, self.executor)
         trainer = HostTrainer(task, self.training, self.executor)
@@ -132,7 +132,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             choices,
             setting_of(task, config, first.sample),
             autoreset_mode,
-            None if emit is ignore else self._emit,
+            self._emit if emit is not ignore and config.telemetry.of_hosts else None,
         )
         self.baseline = baseline
         self.execution = execution
@@ -165,6 +165,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             baseline.accuracy,
             baseline.loss,
             baseline.final_loss_std,
+            baseline.class_accuracy,
         )
         self._emit(measured)
         return baseline

@@ -25,7 +25,7 @@ from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices, EnvState, never_shrinks
 from esper.data.rng import kept_generators
-from esper.env.backend import Backend, Merge
+from esper.env.backend import Backend, FinalScores, Merge
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.grower.layouts import mixes_positions, obstacle
@@ -36,7 +36,7 @@ from esper.grower.sites import SiteHooks, follow_layers
 from esper.grower.stepping import move_state
 from esper.hosts.host import kept_modes
 from esper.hosts.widen import resize
-from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
@@ -359,9 +359,8 @@ class LoopBackend(Backend):
             return {}
         return {0: rollback}
 
-    def shapley(self, _env: int) -> dict[str, Paired]:
-        """Returns the Shapley values of the seeds by slot, from the last validation; {} unless all were measured."""
-        return self.counterfactual.shapley()
+    def final_scores(self, _env: int) -> FinalScores:
+        return FinalScores(self.counterfactual.shapley())
 
     def test_accuracy(self, state: EnvState) -> Floats:
         return state.committed.copy()

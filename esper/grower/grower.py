@@ -379,8 +379,9 @@ def _decide(
 def _emit(grower: Grower, event: Event) -> None:
     # The first decision of a loop that was not started early follows its first epoch.
     event = grower.record.note(event, 1 - grower.started)
-    for listen in grower._listeners:
-        listen(event)
+    if grower.config.telemetry.of_hosts:
+        for listen in grower._listeners:
+            listen(event)
 
 
 def _env_of(grower: Grower, saved: Mapping[str, Any] | None) -> LoopEnv:

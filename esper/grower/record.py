@@ -60,7 +60,8 @@ class LoopRecord:
             if event.reason not in self._refusals:
                 logger.warning("a seed was not planted: %s", event.reason)
             self._refusals.add(event.reason)
-        self._events.append(event)
+        if not (isinstance(event, ActionTaken) and event.op == Op.WAIT.name):  # a report has no WAIT as its action
+            self._events.append(event)
         if isinstance(event, HostEvent):
             self.life.handle(replace(event, epoch=event.epoch + offset))
         return event

@@ -107,6 +107,8 @@ def grow(
     if price is not None:
         settings = settings.with_values(reward={"mode": "priced", "price": price})
     settings = with_needs(spec.name, settings)
+    if not settings.telemetry.of_hosts:
+        raise ConfigError("esper.grow tells the fate of seeds by their events: telemetry.level must be normal or debug")
     watch = Watch(alone)
     sinks: list[Sink] = [watch, *map(CallbackSink, callbacks)]
     with ExitStack() as stack:

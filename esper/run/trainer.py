@@ -175,8 +175,9 @@ class Trainer:
             raise ValueError(f"it says round {state['round']} of {rounds}, with log sizes {state['logs']}")
         # With the saved baseline, preparing the envs measures nothing.
         baseline = dict(state["baseline"])
-        baseline["accuracy"] = tuple(baseline["accuracy"])
-        baseline["loss"] = tuple(baseline["loss"])
+        for name, values in baseline.items():
+            if isinstance(values, list):
+                baseline[name] = tuple(values)
         self.prepare(Baseline(**baseline))
         split = state.get("micro_batches")  # earlier versions split batches when memory ran out
         if split not in (None, self.config.task.micro_batches):

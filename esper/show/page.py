@@ -6,7 +6,7 @@ import json
 import re
 import time
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -20,9 +20,10 @@ from esper.show.charts import Block, Chart, Intervals, Line, Picture, SlotLanes,
 from esper.show.console import size
 from esper.show.life import HostLife, best_life, lanes_chart, life_chart
 from esper.show.read import Run, Runs, is_comparison, open_runs, saved_tables
-from esper.show.sections import capital, note, score_of, sections, units
+from esper.show.sections import capital, note, sections
 from esper.show.view import RunView
 from esper.telemetry import event as events
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.text import clean, count, p_value
 
 if TYPE_CHECKING:
@@ -316,3 +317,18 @@ def check_file(path: Path) -> None:
         head = file.read(200).decode("utf-8", "replace")
     if head and MARK not in head:
         raise ConfigError(f"{path} already exists and is not an Esper report; give another --out")
+
+
+def score_of(views: Iterable[RunView]) -> ScoreUnit:
+    """Returns the unit in which the score of all views is shown: percentage points if they have different ones."""
+    scores = {view.score for view in views}
+    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
+
+
+def units(views: Iterable[RunView]) -> str:
+    """Returns a sentence about the units of scores."""
+    score = score_of(views)
+    if score == ACCURACY:
+        return "Accuracies are percentages, differences percentage points (pp)."
+    unit = score.unit or "its own unit"
+    return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,6 @@ from esper.show.console import incident, rates, validated
 from esper.show.view import REST, RunView, phase_seconds
 from esper.telemetry import event as events
 from esper.telemetry.memory import memory_words
-from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import PHASES
 from esper.telemetry.text import count, duration, number, p_value, trained_once
 
@@ -103,8 +102,8 @@ def verdict(view: RunView) -> list[Block]:
 
 
 def accuracy(view: RunView) -> list[Block]:
-    """The score with and without growth: by epoch of the newest round, by round, and of each host."""
-    return [*_by_epoch(view), *_by_round(view), *_hosts(view)]
+    """The score with and without growth: by epoch of the newest round, by round, by class, and of each host."""
+    return [*_by_epoch(view), *_by_round(view), *_by_class(view), *_hosts(view)]
 
 
 def _by_epoch(view: RunView) -> list[Block]:
@@ -162,6 +161,25 @@ def _by_round(view: RunView) -> list[Block]:
     short = f"round {last.round}, {split}"
     label = score.label(f"{split} {score.name}")
     return [Chart(f"{score.name} by round", words, lines, "round", label, short=short, score=score)]
+
+
+def _by_class(view: RunView) -> list[Block]:
+    """Accuracy on each class, of hosts left alone and of the newest complete round's."""
+    completed = view.of(events.EpisodeCompleted)
+    found = [e.class_accuracy for e in completed if e.episode == completed[-1].episode and e.class_accuracy]
+    baseline = view.last(events.BaselineMeasured)
+    if baseline is None or not baseline.class_accuracy or not found:
+        return []
+    score = view.score
+    rows = []
+    for label, (alone, *hosts) in enumerate(zip(baseline.class_accuracy, *found, strict=True)):
+        grown = math.fsum(hosts) / len(hosts)
+        if not math.isnan(grown):
+            values = [score.value(alone, unit=False), score.value(grown, unit=False)]
+            rows.append([str(label), *values, score.difference(grown - alone, unit=False)])
+    heads = ["class", score.label("alone"), score.label("grown"), score.gap_label("difference")]
+    words = f"Validation {score.name} at the end, means: of the baseline, and of the newest round's committed hosts."
+    return _table(f"{capital(score.name)} by class", heads, rows, words, columns=())
 
 
 def _hosts(view: RunView) -> list[Block]:
@@ -426,7 +444,7 @@ def happened(view: RunView) -> list[Block]:
     where = ["where", "what", "why"]
     return [
         *_table("Latest events", where, list(map(incident, view.recent))),
-        *_table("Actions without WAIT, and gates", ["action or gate", "passed", "refused"], tally, columns=()),
+        *_table("Actions and gates", ["action or gate", "passed", "refused"], tally, columns=()),
         *_table("Rollbacks, cut seeds, stops", where, incidents, columns=()),
     ]
 
@@ -447,21 +465,6 @@ def _table(
 def capital(name: str) -> str:
     """Returns the name of a score as the start of a title; names with capitals of their own stay as they are."""
     return name.capitalize() if name.islower() else name
-
-
-def score_of(views: Iterable[RunView]) -> ScoreUnit:
-    """Returns the unit in which the score of all views is shown: percentage points if they have different ones."""
-    scores = {view.score for view in views}
-    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
-
-
-def units(views: Iterable[RunView]) -> str:
-    """Returns a sentence about the units of scores."""
-    score = score_of(views)
-    if score == ACCURACY:
-        return "Accuracies are percentages, differences percentage points (pp)."
-    unit = score.unit or "its own unit"
-    return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."
 
 
 SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {

@@ -112,6 +112,8 @@ class RunView:
                 self.epochs[event.epoch].append(event)
             case events.StageChanged(blueprint=str() as blueprint):
                 self.planted[event.env, event.slot] = blueprint
+            case events.ActionTaken(op="WAIT"):
+                pass  # in every epoch
             case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
                 self.recent.append(event)
 

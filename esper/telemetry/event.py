@@ -109,11 +109,14 @@ class BaselineMeasured(Event):
     accuracy: tuple[float, ...]
     loss: tuple[float, ...]
     final_loss_std: float
+    class_accuracy: tuple[float, ...] = ()
+    """Mean of what ``EpisodeCompleted.class_accuracy`` is of grown hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTaken(HostEvent):
-    """An action by the names of its heads' values, and its outcome; WAIT is not reported.
+    """An action by the names of its heads' values, and its outcome; WAIT is reported with
+    ``telemetry.level`` debug only.
 
     A head that does not matter for the op is None; tempo and speed are in epochs. Older logs lack fields with defaults.
     """
@@ -236,6 +239,10 @@ class EpisodeCompleted(Event):
     merges: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of seeds that have become a part of the host's layers, by slot; ``fossils`` are those beside them. Older
     logs lack this field; it reads as empty."""
+    class_accuracy: tuple[float, ...] = ()
+    """Accuracy of the committed network on the validation samples of each class, pp; NaN for a class without samples.
+    Empty after a rollback in the last epoch, if a sample has several targets or none, if the score is not accuracy,
+    with more than 100 classes, and in older logs."""
     stopped: str | None = None
     """The reason that it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 

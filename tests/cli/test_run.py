@@ -138,3 +138,15 @@ def test_a_run_computes_with_compiled_code(esper: Esper) -> None:
     assert [event["event"] for event in read_events("mine/events.jsonl")][
         -1
     ] == "RunCompleted"
+
+
+def test_a_run_with_minimal_telemetry_records_no_hosts(esper: Esper) -> None:
+    found = esper("run", *TINY, "--rounds", "1", "--telemetry", "minimal")
+    assert (found.code, found.err) == (0, "")
+    (folder,) = Path("runs").iterdir()
+    names = [event["event"] for event in read_events(folder / "events.jsonl")]
+    assert names[-1] == "RunCompleted"
+    assert not {"EpochCompleted", "ActionTaken", "EpisodeCompleted"} & set(names)
+    assert esper("report", str(folder)).code == esper("show", str(folder)).code == 0
+    refused = esper("run", "--resume", str(folder), "--telemetry", "debug")
+    assert refused.code == 2

@@ -70,7 +70,9 @@ def test_streamed_data_is_waited_for_in_a_phase_of_its_own() -> None:
 @pytest.mark.parametrize("marked", [True, False])
 def test_the_config_puts_the_phases_into_traces(marked: bool) -> None:
     with (
-        rig(run={"lanes": 1, "mark_phases": marked}) as world,
+        rig(
+            run={"lanes": 1}, telemetry={"level": "debug" if marked else "normal"}
+        ) as world,
         profile(activities=[ProfilerActivity.CPU]) as trace,
     ):
         world.step()

@@ -53,3 +53,9 @@ def test_no_env_of_a_run_plays_a_host_of_the_baseline() -> None:
         for _ in range(HORIZON):
             world.step()
         assert float(world.env.state.loss[0]) != measured(1).loss[-1]
+
+
+def test_the_accuracy_by_class_is_that_of_the_last_epoch() -> None:
+    found = measured(2)
+    shares = np.bincount(digits().validation.y) / len(digits().validation)
+    assert shares @ found.class_accuracy == pytest.approx(found.accuracy[-1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +12,10 @@ from esper.agents.controller import RandomController
 from esper.core.action import HEADS, RELEVANT, Op, joint_actions
 from esper.core.mask import legal_joint_actions
 from esper.core.stage import SeedStage
-from esper.telemetry.event import ActionTaken
-from tests.core_helpers import Rig, rig
+from esper.data.split import Split
+from esper.data.task import MAX_CLASSES
+from esper.telemetry.event import ActionTaken, EpisodeCompleted
+from tests.core_helpers import DAMAGE, Rig, digits, rig
 
 FREE = {
     "style": "GATED_GATE",
@@ -96,3 +101,62 @@ def test_an_action_without_a_probability_has_none_in_its_event() -> None:
         world.do("GERMINATE", "r0c0", "norm")
         world.do("PRUNE", "r0c0")
         assert [event.log_prob for event in world.of_kind(ActionTaken)] == [-1.5, None]
+
+
+def classes(world: Rig) -> list[tuple[float, ...]]:
+    return [event.class_accuracy for event in world.of_kind(EpisodeCompleted)]
+
+
+def test_an_episode_ends_with_the_accuracy_of_the_committed_network_on_each_class() -> (
+    None
+):
+    with rig(n_envs=2, horizon=7) as world:
+        world.grow("r0c0", SeedStage.FOSSILIZED)
+        world.step()
+        shares = np.bincount(digits().validation.y) / len(digits().validation)
+        by_class = np.array(classes(world))
+        assert by_class.shape == (2, 10)
+        assert by_class @ shares == pytest.approx(world.env.state.committed)
+        assert len(set(by_class[0])) > 1
+
+
+def test_a_host_that_was_rolled_back_in_its_last_epoch_has_no_accuracy_by_class() -> (
+    None
+):
+    with rig(n_envs=2, horizon=1) as world:
+        DAMAGE["NaN weight"](world.training(1))
+        world.step()
+        of_first, of_second = classes(world)
+        assert len(of_first) == 10
+        assert of_second == ()
+
+
+def test_targets_that_are_not_one_class_have_no_labels() -> None:
+    task = digits()
+    y = task.validation.y
+    assert task.labels is not None
+    assert task.labels.tolist() == y.tolist()
+    others = [
+        {"score": lambda outputs, y: -outputs.logsumexp(1)},
+        {"classes": MAX_CLASSES + 1},
+    ]
+    for fields in others:
+        assert replace(task, **fields).labels is None, fields
+    texts = Split.of_text(y, 4)
+    of_texts = replace(task, train=texts, validation=texts, test=texts)
+    assert of_texts.labels is None
+
+
+def test_the_level_says_whether_hosts_and_waits_are_reported() -> None:
+    told: dict[str, Counter[str]] = {}
+    for level in ("minimal", "normal", "debug"):
+        with rig(n_envs=2, horizon=3, telemetry={"level": level}) as world:
+            world.do("GERMINATE", "r0c0", "norm")
+            world.step()
+            world.step()
+            told[level] = Counter(type(event).__name__ for event in world.events)
+            waits = [e for e in world.of_kind(ActionTaken) if e.op == "WAIT"]
+            assert len(waits) == (5 if level == "debug" else 0)
+    assert told["minimal"] == {"BaselineMeasured": 1}
+    assert told["normal"]["EpochCompleted"] == 6
+    assert told["debug"] - told["normal"] == {"ActionTaken": 5}

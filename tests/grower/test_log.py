@@ -16,7 +16,7 @@ from esper.cli.group import group
 from esper.config import ConfigError
 from esper.show.read import open_run
 from esper.telemetry import event as events
-from tests.grower.loops import Loop, scores, weights
+from tests.grower.loops import LENIENT, Loop, scores, weights
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -138,3 +138,19 @@ def test_a_rollback_is_logged(tmp_path: Path) -> None:
     assert [
         event.reason for event in open_run(tmp_path / "a").of(events.GovernorRollback)
     ] == ["not finite"]
+
+
+def test_the_level_says_what_a_loop_reports_and_changes_none_of_its_steps() -> None:
+    steps = []
+    waits = []
+    for level in ("minimal", "normal", "debug"):
+        told: list[events.Event] = []
+        config = LENIENT.with_values(telemetry={"level": level})
+        loop = Loop(config=config, callbacks=[told.append]).run()
+        steps.append(list(map(str, loop.steps)))
+        assert bool(told) == (level != "minimal")
+        actions = [event for event in told if isinstance(event, events.ActionTaken)]
+        waits.append(sum(action.op == "WAIT" for action in actions))
+    assert steps[0] == steps[1] == steps[2]
+    assert waits[:2] == [0, 0]
+    assert waits[2] > 0

@@ -194,4 +194,4 @@ def test_kept_seeds_and_shapley_values_are_measured_if_that_is_asked_for() -> No
     assert last.without_seeds is not None
     assert loop.calls[-1] == 16, "all subsets of four"
     assert loop.grower.env is not None
-    assert set(loop.grower.env.backend.shapley(0)) == {*KEPT, "r0c3"}
+    assert set(loop.grower.env.backend.final_scores(0).shapley) == {*KEPT, "r0c3"}

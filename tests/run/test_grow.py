@@ -174,6 +174,12 @@ def test_the_controller_none_cannot_grow() -> None:
         esper.grow(task(), "oracle", epochs=3, config=config())
 
 
+def test_growing_needs_the_events_of_hosts() -> None:
+    minimal = config().with_values(telemetry={"level": "minimal"})
+    with pytest.raises(esper.ConfigError, match="must be normal or debug"):
+        esper.grow(task(), "random", config=minimal)
+
+
 def test_a_run_grows_hosts_of_a_users_task(tmp_path: Path) -> None:
     settings = config(n_envs=2, episode_length=5).with_values(
         run={"controller": "random", "rounds": 1}

@@ -7,9 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.telemetry.event import EpochCompleted, RoundCompleted
+from esper.config import TrainingConfig
+from esper.telemetry.event import (
+    BaselineMeasured,
+    EpochCompleted,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+)
 from esper.telemetry.memory import STATUS, by_kind
-from tests.run.run_helpers import metrics, play, tiny
+from esper.telemetry.record import stable_record
+from tests.run.run_helpers import (
+    learned_state,
+    learning,
+    metrics,
+    of_kind,
+    play,
+    stable_metrics,
+    tiny,
+)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")
@@ -58,3 +74,22 @@ def test_a_round_reports_the_mean_of_the_needs_that_were_measured_last(
         cells = [row["need"] for row in metrics(summary.folder)]
         assert cells == ["" if need is None else str(need) for need in rounds]
         assert (None in rounds) == (config is not measured)
+
+
+KEPT = (BaselineMeasured, RoundCompleted, PolicyUpdated, RunCompleted)
+"""Events of every level."""
+
+
+@pytest.mark.parametrize("config", [tiny(), learning()], ids=["random", "ppo"])
+def test_no_level_changes_a_bit_of_a_run(
+    config: TrainingConfig, tmp_path: Path
+) -> None:
+    runs = []
+    for level in ("normal", "minimal", "debug"):
+        folder = tmp_path / level
+        _, recorder = play(config.with_values(telemetry={"level": level}), folder)
+        assert bool(of_kind(recorder, EpochCompleted)) == (level != "minimal")
+        stable = [stable_record(e) for e in recorder.events if isinstance(e, KEPT)]
+        runs.append((stable, learned_state(folder), stable_metrics(folder)))
+    assert runs[1] == runs[0]
+    assert runs[2] == runs[0]

@@ -10,10 +10,20 @@ import pytest
 
 from esper.config import ConfigError
 from esper.show.live import short_form
-from esper.show.page import report_html, write_report
+from esper.show.page import report_html, score_of, units, write_report
 from esper.show.read import open_run, open_runs
-from esper.telemetry.event import RunCompleted
-from tests.show.page_helpers import Page, drawings, html_of, nasty, not_finite
+from esper.show.sections import capital
+from esper.show.view import RunView
+from esper.telemetry.event import RunCompleted, ScoreDefined
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from tests.show.page_helpers import (
+    Page,
+    drawings,
+    html_of,
+    nasty,
+    not_finite,
+    viewed,
+)
 
 
 def test_a_report_has_all_its_parts(learned: Path) -> None:
@@ -193,3 +203,15 @@ def test_a_picture_that_fails_says_why_and_the_page_is_written(
     html = report_html(open_runs((learned,)))
     assert "not drawn: ValueError: no &lt;font&gt;" in html
     assert "verdict" in Page(html).ids
+
+
+def test_runs_with_different_scores_share_percentage_points() -> None:
+    one, other = RunView(), viewed(ScoreDefined("bits", "bit", 20.0))
+    assert score_of([one, one]) == ACCURACY
+    assert score_of([one, other]) == ScoreUnit("score", "pp")
+    assert units([one]).startswith("Accuracies are percentages")
+    assert "20 percentage points" in units([other])
+    assert [capital(name) for name in ("accuracy", "BLEU score")] == [
+        "Accuracy",
+        "BLEU score",
+    ]

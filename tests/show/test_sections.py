@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,17 @@ from esper.show.sections import (
     accuracy,
     agent,
     blueprints,
-    capital,
     contributions,
     gradients,
     happened,
     rewards,
-    score_of,
     sections,
     time,
-    units,
     verdict,
     warnings,
     worths,
 )
-from esper.show.view import REST, RunView
+from esper.show.view import REST
 from esper.telemetry.event import (
     ActionTaken,
     AnomalyDetected,
@@ -45,9 +43,8 @@ from esper.telemetry.event import (
     ScoreDefined,
     WorthsEstimated,
 )
-from esper.telemetry.score import ACCURACY, ScoreUnit
 from tests.show.page_helpers import viewed
-from tests.telemetry.sample_events import completed, epoch, started
+from tests.telemetry.sample_events import EPISODE, completed, epoch, started
 
 
 def table(blocks: list[Any], title: str) -> Table:
@@ -146,6 +143,30 @@ def test_rounds_are_shown_in_the_unit_of_the_score() -> None:
     view.handle(ScoreDefined("bits saved", "bit", 20.0))
     (grown, _) = charts(accuracy(view))["bits saved by round"].lines
     assert list(grown.y) == pytest.approx([4.0, 4.05])
+
+
+def test_accuracy_by_class_has_hosts_left_alone_beside_the_newest_round(
+    grown: Path,
+) -> None:
+    run = open_run(grown)
+    newest = run.of(EpisodeCompleted)[-1].episode
+    hosts = [e for e in run.of(EpisodeCompleted) if e.episode == newest]
+    alone = run.of(BaselineMeasured)[-1].class_accuracy
+    rows = table(accuracy(run.view), "Accuracy by class").rows
+    assert [row[0] for row in rows] == list(map(str, range(10)))
+    for number, row in enumerate(rows):
+        grown_to = sum(e.class_accuracy[number] for e in hosts) / len(hosts)
+        gain = grown_to - alone[number]
+        assert row[1:] == [f"{alone[number]:.2f}", f"{grown_to:.2f}", f"{gain:+.2f}"]
+
+
+def test_classes_without_samples_or_without_hosts_alone_have_no_row() -> None:
+    baseline = BaselineMeasured(1, (80.0,), (0.5,), 0.1, (50.0, math.nan))
+    host = dataclasses.replace(EPISODE, class_accuracy=(60.0, math.nan))
+    rows = table(accuracy(viewed(baseline, host)), "Accuracy by class").rows
+    assert rows == [["0", "50.00", "60.00", "+10.00"]]
+    old = dataclasses.replace(baseline, class_accuracy=())
+    assert "by class" not in str(accuracy(viewed(old, host)))
 
 
 def test_hosts_that_kept_nothing_have_no_row(grown: Path) -> None:
@@ -285,7 +306,7 @@ def test_actions_gates_and_incidents_are_listed() -> None:
     view.handle(GovernorRollback(3, 1, 7, "the loss rose", 9.0, 2.0, 5, 1))
     view.handle(RunResumed(4, 9, 8, 30, None, None, 0.0, epochs=2))
     blocks = happened(view)
-    assert table(blocks, "Actions without WAIT, and gates").rows == [
+    assert table(blocks, "Actions and gates").rows == [
         ["GERMINATE", "0", "1"],
         ["PRUNE", "2", "0"],
         ["G1", "1", "2"],
@@ -300,15 +321,3 @@ def test_actions_gates_and_incidents_are_listed() -> None:
 
 def test_a_run_without_events_has_no_sections(tmp_path: Path) -> None:
     assert sections(Run(tmp_path, "empty").view) == {}
-
-
-def test_runs_with_different_scores_share_percentage_points() -> None:
-    one, other = RunView(), viewed(ScoreDefined("bits", "bit", 20.0))
-    assert score_of([one, one]) == ACCURACY
-    assert score_of([one, other]) == ScoreUnit("score", "pp")
-    assert units([one]).startswith("Accuracies are percentages")
-    assert "20 percentage points" in units([other])
-    assert [capital(name) for name in ("accuracy", "BLEU score")] == [
-        "Accuracy",
-        "BLEU score",
-    ]

@@ -12,6 +12,7 @@ from esper.core.action import HEADS
 from esper.telemetry.event import (
     AnomalyDetected,
     Comparison,
+    EpisodeCompleted,
     EpochCompleted,
     Event,
     PolicyUpdated,
@@ -36,6 +37,21 @@ CLEANRL = {
 }
 """Tags that dashboards for CleanRL show."""
 ANOMALY = AnomalyDetected(2, "value_wrong", None, -3.0, -1.0, "off", "lower it")
+EPISODE = EpisodeCompleted(
+    env=0,
+    episode=0,
+    epochs=30,
+    total_reward=1.5,
+    validation_accuracy=81.0,
+    committed_accuracy=80.0,
+    baseline_accuracy=78.5,
+    host_parameters=277,
+    fossil_parameters=0,
+    fossils={},
+    rollbacks=0,
+    terminated=True,
+    shapley={},
+)
 END = RunCompleted(
     "ppo",
     4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_need_and_gradients_are_means_over_the_epochs_of_a_round() -> None:
     assert found["gradient_norm/host"] == 4.0
     assert found["gradient_ratio/r0c0"] == 2.0
     assert not any("need" in tag for tag in scalars.of(samples.completed(2)))
+
+
+def test_accuracy_by_class_is_a_mean_over_the_hosts_of_a_round() -> None:
+    scalars = Scalars()
+    for of_host in ((50.0, math.nan), (70.0, math.nan), ()):
+        assert scalars.of(replace(samples.EPISODE, class_accuracy=of_host)) == {}
+    found = scalars.of(samples.completed(1))
+    assert found["class_accuracy/0"] == 60.0
+    assert "class_accuracy/1" not in found
+    assert "class_accuracy/0" not in scalars.of(samples.completed(2))
 
 
 # TensorBoard

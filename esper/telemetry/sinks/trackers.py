@@ -7,6 +7,7 @@ one env there. All values of a round belong to the step at which the round ended
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.telemetry.event import (
     AnomalyDetected,
+    EpisodeCompleted,
     EpochCompleted,
     Event,
     PolicyUpdated,
@@ -71,7 +73,7 @@ PRACTICE = "practice/episodic_return"
 class Scalars:
     """Converts events to scalars; ``steps`` is the number of env steps done before the first event.
 
-    Need and the statistics of gradients are means over the epochs and hosts of a round.
+    Need and the statistics of gradients are means over the epochs and hosts of a round, accuracy by class over hosts.
     """
 
     def __init__(self, steps: int = 0) -> None:
@@ -90,6 +92,10 @@ class Scalars:
                 for owner, statistics in event.gradients.items():
                     for name, value in statistics.items():
                         self._epochs[f"gradient_{name}/{owner}"].append(value)
+            case EpisodeCompleted():
+                for number, accuracy in enumerate(event.class_accuracy):
+                    if not math.isnan(accuracy):
+                        self._epochs[f"class_accuracy/{number}"].append(accuracy)
             case RoundCompleted():
                 self.steps += event.epochs
                 self._cut_short = event.round < event.rounds
