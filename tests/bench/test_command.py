@@ -99,7 +99,8 @@ def test_results_are_written_as_json_markdown_and_a_trace(
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event.get("name") == "train-epoch"]
     assert spans
-    threads = {e["tid"] for e in events if e.get("name") == "aten::conv2d"}
+    # Passes run in compiled code, but the order of batches is drawn by torch.
+    threads = {e["tid"] for e in events if e.get("name") == "aten::randperm"}
     assert threads - {spans[0]["tid"]}, "other threads are traced too"
 
 
