@@ -40,6 +40,7 @@ NAMES = (
 """The forms of all controllers."""
 SAVED = ("checkpoint", "pretrained", "sampled")
 """Kinds of trained agents that are read from files; ``sampled`` draws its actions, the others play the likeliest."""
+FORMS_OF_AGENTS = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 ALONE = "none"
 """Leaves hosts alone."""
 
@@ -129,6 +130,12 @@ class ControllerSpec:
         """Raises ConfigError, with the known names, for a name that no controller has."""
         if self.make is None and not self.known:
             raise self.unknown()
+
+    def require_there(self) -> ControllerSpec:
+        """Returns itself. Raises ConfigError if the file or run folder that it names does not exist."""
+        if self.path and not Path(self.path).exists():
+            raise ConfigError(f"{self.name!r}: {self.path} does not exist")
+        return self
 
     def unknown(self) -> ConfigError:
         """Makes the error for an unknown name, with the known names."""

@@ -13,9 +13,9 @@ import click
 
 from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import build_tables, check_json_file, check_resume, config_options, new_folder
+from esper.cli.options import build_tables, check_json_file, check_resume, config_options, output_folder
 from esper.config import ConfigError
-from esper.config.given import PATH
+from esper.config.given import COUNT, PATH
 from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class CompareCommand(click.Command):
 
 def refuse_parts(_context: click.Context, option: click.Parameter, value: object) -> None:
     """Raises ConfigError for an option of earlier versions, if it is given."""
-    if value:
+    if value not in (None, False):
         from esper.compare.folder import NO_PARTS
 
         raise ConfigError(f"{option.opts[0]} is gone: {NO_PARTS}")
@@ -64,16 +64,16 @@ def refuse_parts(_context: click.Context, option: click.Parameter, value: object
 @click.command("compare", cls=CompareCommand)
 @config_options
 @click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
-@click.option("--pairs", type=click.IntRange(min=1), help="Number of hosts per arm and training seed.  [default: 10]")
+@click.option("--pairs", type=COUNT, help="Number of hosts per arm and training seed.  [default: 10]")
 @click.option(
     "--train-seeds",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="N",
     help="Arms that learn: how often each is trained, with seeds from --seed on.  [default: 5]",
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Arms that learn: number of rounds that each learns from.  [default: the task's]",
 )
 @click.option(
@@ -122,9 +122,11 @@ def command(
     if not ranks.restarted:  # an attempt that was ended has written what it had
         check_json_file(json_file)
 
-    from esper.compare.arms import read_arms
-
     if resume is not None:
+        from esper.show.read import is_comparison
+
+        if not is_comparison(resume):
+            raise ConfigError(f"{resume} is not the folder of a comparison: it has no comparison.json")
         from esper.compare.comparison_run import ComparisonRun
 
         own_arms = [arm for arm in arms if not ControllerSpec.of(arm).is_code]
@@ -134,6 +136,8 @@ def command(
         resumed = partial(ComparisonRun.resume, resume, task=flags["task"], reference=reference, controllers=arms)
         play_comparison(resumed, resume, (), ranks, json_file)
         return
+
+    from esper.compare.arms import read_arms
 
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
@@ -145,7 +149,10 @@ def command(
         if value and not learning:
             raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     pairs = pairs or 10
-    folder = out or new_folder("compare", read[0].config.task.name if read else "")
+    for arm in read:
+        ControllerSpec.of(arm.controller).require_there()
+    task = read[0].config.task.name if read else ""
+    folder = output_folder(out, "compare", task, restarted=ranks.restarted)
     from esper.compare.comparison_run import ComparisonRun  # loads torch, which wrong arms need not wait for
 
     new = partial(ComparisonRun, read, pairs, folder, reference, train_seeds=train_seeds)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esper.cli.options import new_folder
+from esper.cli.options import output_folder
 from esper.config.given import PATH
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def command(seed: int, out: Path | None) -> None:
     The pretrained agent grows 16 small networks while they train. The same 16 networks, with the same initial weights
     and the same batches, are left alone beside them, and the two are compared on test images.
     """
+    folder = output_folder(out, "demo")
     click.echo(
         "A trained agent grows 16 small networks while they learn to read digits. The\n"
         "same networks are left alone beside them, with the same initial weights and\n"
@@ -44,7 +45,7 @@ def command(seed: int, out: Path | None) -> None:
     from esper.show.live import progress_sink
 
     sink = progress_sink()
-    experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink])
+    experiment = Experiment(configuration(seed), folder, [sink])
     with resumable(experiment):
         summary = experiment.run()
     conclude(experiment, summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import click
 
-from esper.agents.spec import ControllerSpec
+from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec
 from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
-from esper.cli.options import check_json_file, new_folder, put
+from esper.cli.options import check_json_file, output_folder, put
 from esper.config import ConfigError
 from esper.config.files import set_dotted
 from esper.config.given import PATH
+from esper.data.names import require_task
 
 
 @click.command("eval")
@@ -26,11 +28,13 @@ from esper.config.given import PATH
     "[default: the task it learned on]",
 )
 @click.option(
-    "--width", type=int, help="Channels of the host's first block, or features of a token.  [default: the task's]"
+    "--width",
+    type=click.IntRange(min=1, max=2**16),
+    help="Channels of the host's first block, or features of a token.  [default: the task's]",
 )
 @click.option(
     "--explore",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=2**31 - 1),
     default=0,
     metavar="ROUNDS",
     help="Rounds that the agent plays first, on other hosts, to learn what seeds are worth there; it is saved as "
@@ -89,19 +93,25 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
+    if without_experience and save is None:
+        raise ConfigError("--without-experience is for the file of --save; give that, too")
+    if task is not None:
+        require_task(task)
+    spec = ControllerSpec.of(controller).require_there()
+    if not (spec.path or spec.name == "pretrained" or os.path.exists(os.path.expanduser(controller))):
+        raise ConfigError(f"no checkpoint at {controller}; {FORMS_OF_AGENTS}")
+
     from esper.compare.evaluate import arms_of, evaluate_controller, explored_file, hosts_config
     from esper.files.policy import SavedPolicy, check_target, find_policy, save_policy
 
-    played = controller if ControllerSpec.of(controller).is_code else find_policy(controller)
-    if without_experience and save is None:
-        raise ConfigError("--without-experience is for the file of --save; give that, too")
+    played = controller if spec.is_code else find_policy(controller)
     if save is not None:  # fail before anything is played
         if not isinstance(played, SavedPolicy):
             raise ConfigError(f"--save saves a trained agent; {controller} is code, and is saved as it is")
         check_target(save)
         played.provenance()
     config = hosts_config(played, task, changes)
-    folder = out or new_folder("eval", config.task.name)
+    folder = output_folder(out, "eval", config.task.name, restarted=ranks.restarted)
     if ranks.restarted:
         explored_file(folder).unlink(missing_ok=True)
     set_up = partial(evaluate_controller, played, folder, task, width, changes, explore)

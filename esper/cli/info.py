@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+from esper.config import ConfigError
+from esper.data.names import require_task
+
 FORMS = "return (model, example), where example are a few inputs of the model; or a task"
 
 
@@ -30,10 +33,14 @@ def echo_folded(line: str, indent: int) -> None:
 @click.command("info")
 @click.option("--observation", is_flag=True, help="Print all entries of the observation for a task's host.")
 @click.option("--config", "config", is_flag=True, help="Print all config values with their defaults and meanings.")
-@click.option("--task", default="digits", show_default=True, help="The task whose host --observation describes.")
-def command(observation: bool, config: bool, task: str) -> None:
+@click.option("--task", help="The task whose host --observation describes.  [default: digits]")
+def command(observation: bool, config: bool, task: str | None) -> None:
     """Show versions, hardware and compiled modules; or the observation or the configuration."""
+    if task is not None and not observation:
+        raise ConfigError("--task is for --observation; give that, too")
     if observation:
+        task = "digits" if task is None else task
+        require_task(task)
         from esper.core.blueprints import BLUEPRINTS
         from esper.core.observation import ObservationLayout
         from esper.data.tasks import load_task
@@ -93,9 +100,10 @@ def sites(name: str, as_json: bool) -> None:
     esper.Grower and others. The file is executed.
     """
     from esper.data.user_code import run_user_code
-    from esper.hosts.find import find_sites, table_of
 
     model, example = run_user_code("model", name, _made)
+    from esper.hosts.find import find_sites, table_of  # loads torch, which a wrong name need not wait for
+
     found = find_sites(model, example)
     if as_json:
         click.echo(json.dumps([site.plain() for site in found], indent=1))
@@ -112,7 +120,6 @@ def _made(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Returns the model and the example that ``function`` makes. Raises ConfigError for anything else."""
     from torch import nn
 
-    from esper.config import ConfigError
     from esper.data.task import Task
     from esper.hosts.graft import GraftedHost
     from esper.hosts.inputs import Arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ import click
 
 from esper.config import ConfigError
 from esper.config.given import FiniteRange
+from esper.files.claim import require_empty
 from esper.run.interrupt import SIGNALS
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def rank_options(command: Command) -> Command:
     for option in (
         click.option(
             "--rank-timeout",
-            type=FiniteRange(min=0, min_open=True),
+            type=FiniteRange(min=0, min_open=True, max=1e6),
             default=30.0,
             metavar="MINUTES",
             help="Minutes to wait for the answer of a process before the command ends with an error.  [default: 30]",
@@ -93,8 +95,8 @@ class RankOptions:
         """Checks the options. Raises ConfigError if they are wrong or contradict each other."""
         if processes is None and max_restarts is not None:
             raise ConfigError("--max-restarts is for --processes; torchrun has an option of this name itself")
-        if processes is not None and processes != "auto" and not (processes.isdecimal() and int(processes)):
-            raise ConfigError(f"--processes is {processes!r}: give a number of processes, at least 1, or auto")
+        if processes is not None and not re.fullmatch(r"auto|[1-9]\d{0,3}", processes):
+            raise ConfigError(f"--processes is {processes!r}: give a number of processes, 1 to 9999, or auto")
         if processes is not None and "RANK" in os.environ and LAUNCHED not in os.environ:
             raise ConfigError("--processes starts ranks, but torchrun has started some already: leave it out")
         _check_environment()
@@ -185,8 +187,6 @@ class RankOptions:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-        from esper.files.run_folder import require_empty
 
         refuse_pipes(sys.argv)
         if new is not None:

@@ -16,7 +16,7 @@ from esper.config import ConfigError
 from esper.config.given import PATH
 from esper.data.names import require_task
 from esper.data.user_code import is_user_task, refuse_untrusted
-from esper.files.claim import drop_if_empty, new_subfolder
+from esper.files.claim import drop_if_empty, new_subfolder, require_empty
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -67,7 +67,9 @@ def build_tables(
         require_task(flags["task"])
     controller = extra.get(("run", "controller"))
     if controller is not None:
-        ControllerSpec.of(controller).require_known()
+        spec = ControllerSpec.of(controller)
+        spec.require_known()
+        spec.require_there()
     from esper.config import TrainingConfig, read_toml, set_dotted
 
     tables: dict[str, Any] = {}
@@ -112,9 +114,16 @@ def check_resume(
         )
 
 
-def new_folder(*parts: str) -> Path:
-    """Makes ``runs/PART-...-TIME``, with a number behind it if the name is taken; it goes with the command if it stays
-    empty. A part that names a file, as a task or a controller may, becomes its stem."""
+def output_folder(out: Path | None, *parts: str, restarted: bool = False) -> Path:
+    """Returns ``out``, or makes ``runs/PART-...-TIME``, with a number behind it if the name is taken; that goes with
+    the command if it stays empty. A part that names a file, as a task or a controller may, becomes its stem.
+
+    Raises ConfigError if ``out`` is not empty, unless the command was ``restarted`` and has written there.
+    """
+    if out is not None:
+        if not restarted:
+            require_empty(out)
+        return out
     shorts = [ControllerSpec.of(part).short for part in parts]  # tasks in files are named as controllers are
     name = "-".join([*shorts, time.strftime("%Y%m%d-%H%M%S")])
     folder = new_subfolder(Path("runs"), name)

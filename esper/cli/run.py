@@ -13,7 +13,7 @@ import click
 
 from esper.agents.spec import ALONE, ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import build_tables, check_resume, config_options, new_folder
+from esper.cli.options import build_tables, check_resume, config_options, output_folder
 from esper.config import ConfigError
 from esper.config.given import PATH
 from esper.data.names import SIMULATED
@@ -88,6 +88,8 @@ def command(
         named_again = controller is not None and ControllerSpec.of(controller).is_code
         given = (None if named_again else controller, rounds, out, telemetry, config_file, *assignments, *track)
         check_resume(given, flags, "run", "the same user-defined --task and --controller")
+        if not resume.is_dir():
+            raise ConfigError(f"no checkpoint at {resume}; give the folder of a run that has written one")
         folder = resume
     else:
         said = {
@@ -102,7 +104,7 @@ def command(
         config = TrainingConfig.parse(tables)
         task, controller = config.task.name, config.run.controller
         ControllerSpec.of(controller).require_known()
-        folder = out or new_folder(task, controller)
+        folder = output_folder(out, task, controller, restarted=ranks.restarted)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
         elif ranks.restarted:

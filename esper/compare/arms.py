@@ -143,6 +143,8 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
         raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
     common = _common(drafts, base)
     growing = [name for name, draft in drafts.items() if not (draft.spec.alone or draft.controller in CONTROL_NAMES)]
+    if control_of is not None and not any(draft.controller in CONTROL_NAMES for draft in read):
+        raise ConfigError(f"--of {control_of} is for controls, and no arm is one of {', '.join(CONTROL_NAMES)}")
     arms = []
     for name, draft in drafts.items():
         grown = None
@@ -288,7 +290,7 @@ def _check_controller(draft: _Draft) -> None:
 
 def _controlled(draft: _Draft, default: str | None, growing: Sequence[str]) -> str:
     """Returns the arm that a control is made for."""
-    named = draft.control_of or default
+    named = default if draft.control_of is None else draft.control_of
     if named is None:
         if not growing:
             raise ConfigError(f"{draft.name} is made for an arm that grows hosts: add one, such as --arm heuristic")

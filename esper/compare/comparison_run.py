@@ -44,8 +44,8 @@ from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
 from esper.files.atomic import given_path, write_json
-from esper.files.claim import claimed
-from esper.files.run_folder import CONFIG, require_empty
+from esper.files.claim import claimed, require_empty
+from esper.files.run_folder import CONFIG
 from esper.run.experiment import Experiment
 from esper.run.interrupt import termination_interrupts
 from esper.run.rollout import one_thread
@@ -172,7 +172,7 @@ class ComparisonRun:
             arms,
             settings.pairs,
             folder,
-            reference or settings.reference,
+            settings.reference if reference is None else reference,
             train_seeds=settings.train_seeds,
             progress=progress,
             learned=learned,
@@ -451,7 +451,9 @@ def reference_of(arms: Sequence[Arm], named: str | None) -> str:
         present = f"only {names[0]}" if names else "no arm"
         raise ConfigError(f"a comparison needs two or more --arm; got {present}")
     alone = [arm.name for arm in arms if arm.alone]
-    reference = named or (alone[0] if alone else names[-1])
+    reference = named
+    if named is None:
+        reference = alone[0] if alone else names[-1]
     if reference not in names:
         raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
     return reference

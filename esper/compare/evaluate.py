@@ -21,8 +21,8 @@ from esper.data.task import Task
 from esper.data.user_code import is_user_task, refuse_untrusted, same_task
 from esper.env.make import EnvMaker
 from esper.files.checkpoint import State
+from esper.files.claim import require_empty
 from esper.files.policy import SUFFIX, SavedPolicy, check_target, find_policy, policy_path, save_policy
-from esper.files.run_folder import require_empty
 from esper.run.rollout import one_thread, play_round
 from esper.training.execution.ranks import RunRanks
 

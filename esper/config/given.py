@@ -34,4 +34,5 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+COUNT = click.IntRange(min=1, max=2**31 - 1)
 PATH = GivenPath(path_type=Path)

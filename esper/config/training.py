@@ -58,7 +58,7 @@ class RunConfig(Section):
     schedule:FILE.toml, heuristic, plateau, need, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default."""
-    evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16
+    evaluation_pairs: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 16
     """Number of held-out hosts on which the trained agent is compared with each baseline; 0: none, ``esper eval`` can
     do it later."""
     checkpoint_every: Count = 1
@@ -169,7 +169,7 @@ class EnvConfig(Section):
     """Length of a plateau in epochs; None: max(3, T/5)."""
     plateau_margin: NonNegative = 0.5
     """Max rise of the best accuracy over a plateau, pp."""
-    need_every: Annotated[int, Field(ge=0, strict=True)] = 0
+    need_every: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Epochs between measurements of the need of vacant slots: how much of the loss the layer there cannot lower by its
     own weights (``esper.training.need``). 0: never, since on the tiny hosts of `digits` a measurement takes as long as
     1.5 epochs of training; it is about one batch on larger ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -32,6 +33,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yields the names and values that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.default:
+                yield name, value
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:

@@ -63,6 +63,7 @@ class Condition:
     held: Bools
     value: Values
     threshold: Values
+    unit: str = ""
     failure: Callable[[Place], str] | None = None
     """Describes the failure at a place; None: the value is too small."""
 
@@ -74,7 +75,7 @@ class Condition:
 
         if self.failure is not None:
             return check, self.failure(place)
-        return check, _failure(self.name, value, f"at least {threshold or 0.0:g}")
+        return check, _failure(self.name, value, f"at least {threshold or 0.0:g}{self.unit}", self.unit)
 
 
 class Gates:
@@ -153,9 +154,9 @@ def _training_conditions(
 
     conditions = [
         _at_least("epochs in TRAINING", slots.epochs_in_stage, durations.min_training_epochs),
-        Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, explodes),
+        Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, failure=explodes),
         _at_least("gradient health", slots.gradient_health, config.min_gradient_health),
-        _at_least("trial accuracy difference", trial, min_trial),
+        _at_least("trial accuracy difference", trial, min_trial, " pp"),
     ]
     if strict:
         conditions.append(_at_least("gradient ratio", slots.gradient_ratio, config.min_gradient_ratio))
@@ -176,7 +177,7 @@ def _blending_conditions(
 
     conditions = [
         _at_least("alpha target", slots.alpha_target, 1.0),
-        Condition("alpha holds", slots.steady, slots.alpha, slots.alpha_target, moves),
+        Condition("alpha holds", slots.steady, slots.alpha, slots.alpha_target, failure=moves),
     ]
     if config.level == "strict":
         conditions.append(_at_least("epochs in BLENDING", slots.epochs_in_stage, durations.min_blending_epochs))
@@ -201,21 +202,21 @@ def _holding_conditions(
             measured,
             contribution,
             0.0,
-            lambda _: "contribution: not measured",
+            failure=lambda _: "contribution: not measured",
         ),
         Condition(
             "no anomaly pending",
             ~pending,
             pending.astype(float),
             0.0,
-            lambda _: "an anomaly is pending",
+            failure=lambda _: "an anomaly is pending",
         ),
     ]
     if config.level == "strict":
         noise = config.contribution_standard_errors * np.nan_to_num(error)
         conditions += [
-            _at_least("contribution", contribution, config.min_contribution),
-            _at_least("contribution", contribution, noise),
+            _at_least("contribution", contribution, config.min_contribution, " pp"),
+            _at_least("contribution", contribution, noise, " pp"),
         ]
     return conditions
 
@@ -224,14 +225,15 @@ def _at_least(
     name: str,
     value: NDArray[Any],
     threshold: Values,
+    unit: str = "",
 ) -> Condition:
-    return Condition(name, value >= threshold, value, threshold)
+    return Condition(name, value >= threshold, value, threshold, unit)
 
 
-def _failure(name: str, value: float | None, required: str) -> str:
+def _failure(name: str, value: float | None, required: str, unit: str = "") -> str:
     if value is None:
         return f"{name}: not measured"
-    return f"{name}: {value:g}, {required} required"
+    return f"{name}: {value:g}{unit}, {required} required"
 
 
 def _number(values: Values, place: Place) -> float | None:

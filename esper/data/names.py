@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.agents.spec import FORM
+from esper.agents.spec import FORM, ControllerSpec
 from esper.errors import ConfigError, did_you_mean
 
 SIMULATED: dict[str, str] = {
@@ -34,7 +34,7 @@ REMOVED: dict[str, str] = {
 
 
 def require_task(name: str) -> None:
-    """Raises ConfigError for a name that no task has, with the known ones; names of files are not looked at."""
+    """Raises ConfigError for a name that no task has, with the known ones, and for that of a file that is not there."""
     if name in REMOVED:
         raise ConfigError(
             f"task {name!r} is no longer included. The same task, from a function in a file of yours (--task {FORM}): "
@@ -44,3 +44,4 @@ def require_task(name: str) -> None:
     if name not in NAMES and ":" not in name and not name.endswith(".py"):
         similar = did_you_mean(name, NAMES)
         raise ConfigError(f"unknown task {name!r}{similar}; known: {', '.join(NAMES)}, or a file: {FORM}")
+    ControllerSpec.of(name).require_there()

@@ -54,6 +54,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        x, y = form_of(self.x, of_sample=True), form_of(self.y, of_sample=True)
+        return f"{type(self).__name__}({len(self):,} samples: x {x}, y {y})"
+
     @classmethod
     def of_text(cls, tokens: Tensor, length: int) -> Split:
         """Cuts tokens int64 [M] into inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is dropped.
@@ -209,7 +213,7 @@ def stack_samples(samples: Sequence[Batch]) -> Batch:
     return x, y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamedSplit(Split):
     """A split whose inputs a map-style dataset reads batch by batch, whenever they are needed.
 
@@ -218,7 +222,7 @@ class StreamedSplit(Split):
     """
 
     dataset: Dataset[tuple[Any, Any]] = field(kw_only=True)
-    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     in_memory = False
 

@@ -86,6 +86,12 @@ def new_subfolder(parent: Path, name: str) -> Path:
             raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give --out") from None
 
 
+def require_empty(path: Path) -> None:
+    """Raises ConfigError unless ``path`` is an empty folder or does not exist."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
+
+
 def drop_if_empty(folder: Path) -> None:
     """Removes a folder, if it exists, and the one that it is in, if nothing was written to them."""
     for path in (folder, folder.parent):

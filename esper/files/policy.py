@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.agents.ppo.policy import Policy
-from esper.agents.spec import ControllerSpec
+from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import ActionSpec
 from esper.core.observation import ObservationLayout
@@ -42,7 +42,6 @@ PRETRAINED = Path(__file__).parent / "pretrained" / f"digits{SUFFIX}"
 """The agent that comes with Esper."""
 
 PARTS = ("network", "observations", "experience")
-VALID = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 
 
 class Facts(BaseModel):
@@ -161,7 +160,7 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
     if path.suffix == SUFFIX and not path.is_dir():
         return _read(path, name)
     if not path.exists():
-        raise ConfigError(f"no checkpoint at {path}; {VALID}")
+        raise ConfigError(f"no checkpoint at {path}; {FORMS_OF_AGENTS}")
     state = checkpoint.read(path)
     folder = path
     if not path.is_dir():
@@ -177,7 +176,7 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
         if config:
             controller += f" {config.run.controller}"
         raise ConfigError(
-            f"{name} contains no policy: {controller} does not learn; {VALID}. `esper compare` plays "
+            f"{name} contains no policy: {controller} does not learn; {FORMS_OF_AGENTS}. `esper compare` plays "
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
     return SavedPolicy(

@@ -13,6 +13,7 @@ from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
+from esper.files.claim import require_empty
 from esper.files.system_info import describe_environment
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import JsonlSink
@@ -102,12 +103,6 @@ class RunFolder:
                 if size > wanted:
                     os.truncate(file, wanted)
         return lost
-
-
-def require_empty(path: Path) -> None:
-    """Raises ConfigError unless ``path`` is an empty folder or does not exist."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from esper.agents.spec import ControllerSpec
 from esper.config.resolved import ResolvedConfig
 from esper.core.slots import mean_need
 from esper.files.atomic import given_path
-from esper.files.claim import claimed
-from esper.files.run_folder import EVENTS, RunFolder, require_empty
+from esper.files.claim import claimed, require_empty
+from esper.files.run_folder import EVENTS, RunFolder
 from esper.grower.env import LoopEnv
 from esper.telemetry.event import (
     BaselineMeasured,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.core.blueprints.source import SHARES, units_of, width_at
+from esper.core.blueprints.source import units_with, width_at
 from esper.core.site import Site
 from esper.core.stage import SeedStage
 from esper.grower.record import LoopRecord
@@ -215,6 +215,9 @@ class GrowthStep:
     done: bool
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 
+    def __repr__(self) -> str:
+        return f"GrowthStep({self})"
+
     def __str__(self) -> str:
         kept = sum((slot.stage == SeedStage.FOSSILIZED.name) + slot.merges for slot in self.slots.values())
         nothing = f"no seed is on trial, {kept} kept"
@@ -337,13 +340,10 @@ def _slot(env: LoopEnv, s: int, removed: str) -> SlotReport:
 
 def units_in(site: Site) -> tuple[int, int] | None:
     """Returns the units of a layer before and after the widening that is planted at its site; None without one."""
-    seed = site.planted
-    if seed is None or seed.blueprint.name not in SHARES or not site.place.layers:
+    if site.planted is None:
         return None
-    units = width_at(site.place)
-    share = SHARES[seed.blueprint.name]
-    more = units_of(share, site.place.layers[0])
-    return units, units + more
+    after = units_with(site.planted.blueprint.name, site.place)
+    return None if after is None else (width_at(site.place), after)
 
 
 def _known(value: float, points: float) -> float | None:

@@ -51,6 +51,8 @@ class SeedPrice:
     parameters: int
     flops: float
     """Floating-point operations of a forward pass, a sample."""
+    units: int | None = None
+    """Of a widening, the number of units that the layer has with it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class FoundSite:
     blueprints: dict[str, SeedPrice] = field(default_factory=dict)
     """The seeds that fit, by blueprint."""
 
+    def __repr__(self) -> str:
+        return f"FoundSite({self.path}: {self.kind}, {self.width} wide, {', '.join(self.blueprints)})"
+
     def plain(self) -> dict[str, Any]:
         """Returns the same as JSON."""
         return asdict(self)
@@ -84,6 +89,9 @@ class FoundSite:
 
 class FoundSites(list[FoundSite]):
     """The sites of a model, in the order of a forward pass; as a text and in a notebook, a table."""
+
+    def __repr__(self) -> str:
+        return f"FoundSites({', '.join(site.path for site in self)})"
 
     def __str__(self) -> str:
         return "\n".join(table_of(self))
@@ -382,7 +390,7 @@ def _price(
     size = sum(p.numel() for p in seed.parameters())
     # The seed has run on one row; features may have several rows a sample, such as those of its positions.
     flops = runs * counter.get_total_flops() * len(reads) / (samples or len(reads))
-    return SeedPrice(size, flops)
+    return SeedPrice(size, flops, source.units_with(recipe.name, place))
 
 
 @torch.no_grad()
@@ -438,12 +446,17 @@ def rows_of(sites: Sequence[FoundSite]) -> list[tuple[str, ...]]:
         ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")
     ]
     for site in sites:
-        first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
+        first, *others = [_words(site, name, price) for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
         merges = "yes" if site.merges else "no"
         rows.append((site.path, site.kind, layout, str(site.width), first, merges))
         rows += [("", "", "", "", other, "") for other in others]
     return rows
+
+
+def _words(site: FoundSite, blueprint: str, price: SeedPrice) -> str:
+    units = "" if price.units is None else f" {site.width:,} -> {price.units:,} units"
+    return f"{blueprint}{units}: {price.parameters:,}, {price.flops:,.0f}"
 
 
 def table_of(sites: Sequence[FoundSite]) -> list[str]:

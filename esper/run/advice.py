@@ -58,6 +58,10 @@ class Advice:
         """The plan whose gain exceeds its cost by most."""
         return max(self.plans, key=lambda plan: plan.net)
 
+    def __repr__(self) -> str:
+        best = self.chosen
+        return f"Advice({', '.join(self.layers)}: ×{best.multiple}, {best.gain:+.1f} pp for {best.cost:.1f} pp)"
+
     def __str__(self) -> str:
         widths = ", ".join(f"{path} ({units} units)" for path, units in self.layers.items())
         lines = [f"layers: {widths}", "widths  parameters   gain, pp        cost, pp  gain - cost"]

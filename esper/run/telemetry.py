@@ -34,6 +34,7 @@ from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import Spans
+from esper.telemetry.text import count
 from esper.training.execution.capabilities import workspace_setting
 from esper.training.execution.multi_gpu import devices_of
 
@@ -59,6 +60,10 @@ class RunSummary:
     dropped_sinks: dict[str, str]
     score: ScoreUnit = ACCURACY
     """Display format of the score of hosts; ``comparisons`` have it in percentage points."""
+
+    def __repr__(self) -> str:
+        verdict = self.comparison.verdict() if self.comparisons else "nothing was compared"
+        return f"RunSummary({self.folder}, {count(self.rounds, 'round')}: {verdict})"
 
     @property
     def comparison(self) -> PairedComparison:

@@ -290,16 +290,18 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
             be written or is not an earlier report.
     """
+    path = file
+    if path is not None:
+        check_file(path)
     if len(folders) == 1 and is_comparison(folders[0]):
         page = comparison_html(folders[0])
     else:
         page = report_html(open_runs(folders))
-    path = file
     if path is None:
         path = Path("report.html")
         if len(folders) == 1:
             path = folders[0] / path
-    check_file(path)
+        check_file(path)
     try:
         write_atomic(path, page.encode("utf-8", "replace"))
     except OSError as error:
@@ -313,6 +315,8 @@ def check_file(path: Path) -> None:
         raise ConfigError(f"--out {path}: give a file in an existing folder, such as {path / 'report.html'}")
     if not path.exists():
         return
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file that can be replaced, such as a pipe; give another --out")
     with path.open("rb") as file:
         head = file.read(200).decode("utf-8", "replace")
     if head and MARK not in head:

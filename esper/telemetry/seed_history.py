@@ -8,7 +8,7 @@ from typing import Any
 
 from esper.telemetry.event import CAUSES, ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.telemetry.text import count, times
+from esper.telemetry.text import count, times, with_unit
 
 
 @dataclass(slots=True)
@@ -109,7 +109,8 @@ class TriedSeed:
         if self.contribution is not None:
             words += f", contribution {score.difference(self.contribution)}"
         if self.contribution_error is not None:
-            words += f" (standard error {score.value(self.contribution_error, unit=False)})"
+            error = with_unit(score.value(self.contribution_error, unit=False), score.gap)
+            words += f" (standard error {error})"
         return words
 
 

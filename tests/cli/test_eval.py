@@ -226,7 +226,7 @@ def test_a_controller_that_did_not_learn_is_refused(esper: Esper) -> None:
     Path("diary.safetensors").write_text("dear diary")
     for name, message in {
         "gone": "no checkpoint at gone; give the folder of a ppo run, its checkpoint.pt",
-        "gone.safetensors": "no policy at gone.safetensors",
+        "gone.safetensors": "no checkpoint at gone.safetensors",
         "diary.pt": "diary.pt is not a checkpoint",
         "diary.safetensors": "diary.safetensors is not a policy",
     }.items():

@@ -190,3 +190,46 @@ def test_a_full_device_ends_a_command_with_a_sentence() -> None:
     words = f"{sys.executable} -m esper tasks > /dev/full"
     found = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (1, "Error: No space left on device\n")
+
+
+def test_wrong_input_is_refused_without_loading_torch(tmp_path: Path) -> None:
+    """Loading torch takes seconds of one core."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    wrong = [
+        "run --set a.b=3",
+        "run --task nope",
+        "run --task gone.py:make",
+        "run --controller checkpoint:gone",
+        "run --controller gone.py:make",
+        "run --out full",
+        "run --resume gone",
+        "compare --arm none --arm schedule:gone.toml",
+        "compare --arm none --arm random --out full",
+        "compare --resume gone",
+        "eval gone",
+        "eval pretrained --task nope",
+        "demo --out full",
+        "report gone",
+        "show gone",
+        "sites gone.py:make",
+        "info --observation --task nope",
+    ]
+    script = (
+        "import sys\n"
+        "from esper.cli.main import main\n"
+        f"for line in {wrong!r}:\n"
+        "    sys.argv = ['esper', *line.split()]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        print(line, ended.code, 'torch' in sys.modules)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert found.stdout.splitlines() == [f"{line} 2 False" for line in wrong]

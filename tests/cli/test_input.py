@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from esper.cli.group import COMMANDS, group
+from esper.compare.comparison_run import ComparisonRun
+from esper.run.experiment import Experiment
 from tests.cli.conftest import SIMULATED
 from tests.cli.input_helpers import Esper, refused
 
@@ -74,7 +81,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     ),
     "checkpoint that is missing": (
         ("--controller", "checkpoint:gone"),
-        "no checkpoint at gone",
+        "gone does not exist",
     ),
     "file that is not a checkpoint": (
         ("--controller", "checkpoint:/dev/null"),
@@ -289,3 +296,121 @@ def test_eval_refuses_a_json_file_that_it_could_not_write(
         "o.json",
         "that you can write to",
     )
+
+
+ODD = {
+    "empty": "",
+    "space": " ",
+    "home": "~",
+    "nobody": "~nosuchuser/x",
+    "negative": "-1",
+    "zero": "0",
+    "not a number": "nan",
+    "infinite": "1e309",
+    "large": "9" * 30,
+    "larger": "9" * 5000,
+    "folder": "folder",
+    "full folder": "full",
+    "file": "file",
+    "pipe": "pipe",
+    "nowhere": "no/where",
+    "colon": ":",
+    "equals": "=",
+    "two lines": "a\nb",
+    "no text": "\udcff",
+    "other letters": "ü",
+}
+"""Values for any option; most options have no use for any of them."""
+NAMES = {*ODD} - {
+    *("empty", "home", "nobody", "larger", "file", "pipe"),
+    *("folder", "full folder", "nowhere"),
+}
+"""Values that are names of new files in this folder."""
+ACCEPTED: dict[str, set[str]] = {
+    "--out": NAMES | {"folder", "nowhere"},
+    "--json": NAMES,
+    "--config": {"pipe"},
+    "--seed": {"zero"},
+    "--explore": {"zero"},
+}
+"""All others are refused, and of these "zero" and "pipe" are tried. A pipe without content is an empty config."""
+FEW = ("--task", "planted", "--envs", "2", "--episode-length", "4")
+VALID: dict[str, tuple[str, ...]] = {
+    "run": (*FEW, "--rounds", "1", "--controller", "random"),
+    "compare": (*FEW, "--arm", "none", "--arm", "random"),
+    "eval": ("pretrained",),
+    "report": ("played",),
+}
+"""Options with which each command begins to work, if it needs any."""
+
+
+def valued(name: str) -> list[click.Parameter]:
+    """The options and arguments of a command that take a value."""
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    return [
+        parameter
+        for parameter in command.params
+        if not (isinstance(parameter, click.Option) and parameter.is_flag)
+    ]
+
+
+CASES = [
+    pytest.param(name, parameter, id=f"{name} {parameter.opts[0]}")
+    for name in COMMANDS
+    for parameter in valued(name)
+]
+
+
+@contextmanager
+def empty_pipe(name: str) -> Iterator[None]:
+    """A pipe whose readers find its end at once."""
+    os.mkfifo(name)
+    done = threading.Event()
+
+    def end() -> None:
+        while not done.is_set():
+            os.close(os.open(name, os.O_WRONLY))
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    try:
+        yield
+    finally:
+        done.set()
+        os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
+        ending.join()
+
+
+def begun(*_arguments: Any) -> None:
+    """Stands for the work of a command."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "parameter"), CASES)
+def test_every_option_answers_odd_values(
+    esper: Esper,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: Any,
+    name: str,
+    parameter: click.Parameter,
+) -> None:
+    Path("played").symlink_to(recorded.run)
+    monkeypatch.setattr(Experiment, "run", begun)
+    monkeypatch.setattr(ComparisonRun, "run", begun)
+    Path("folder").mkdir()
+    Path("full").mkdir()
+    Path("full/diary").write_text("dear diary")
+    Path("file").write_text("dear diary")
+    monkeypatch.setenv("HOME", str(Path("full").absolute()))
+    with empty_pipe("pipe"):
+        for kind, value in ODD.items():
+            option = parameter.opts[0]
+            given = (*VALID.get(name, ()), f"{option}={value}")
+            if isinstance(parameter, click.Argument):
+                given = (value,)
+            accepted = ACCEPTED.get(option, set())
+            if kind not in accepted:
+                refused(esper, (name, *given))
+            elif kind in ("zero", "pipe"):
+                assert esper(name, *given).code in (0, 130), kind

@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_resumed_is_named(esper: Esper) -> None:
     for folder in ("gone", "empty"):
         found = esper("run", "--resume", folder)
         assert found.code == 2
-        assert found.err.startswith(f"Error: no checkpoint at {folder}/checkpoint.pt")
+        assert found.err.startswith(f"Error: no checkpoint at {folder}")
     assert [path.name for path in Path().rglob("*")] == ["empty"]
 
 

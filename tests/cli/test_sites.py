@@ -41,7 +41,7 @@ def test_sites_are_listed_with_what_they_cost(esper: Esper) -> None:
     assert (found.code, found.err) == (0, "")
     row = next(line for line in found.out.splitlines() if line.startswith("0 -> 2"))
     assert row.split()[3:6] == ["widen", "[N,", "D]"]
-    assert "widen_whole 72, 128" in row
+    assert "widen_whole 8 -> 16 units: 72, 128" in row
     assert 'sites="auto"' in found.out
 
 

@@ -129,7 +129,9 @@ def test_the_prices_are_those_of_the_seeds() -> None:
     assert found["0"].blueprints["conv_light"].flops == 2 * 9 * 4 * 4 * 4 * 4
     whole = found["0.0 -> 1.0"].blueprints["widen_whole"]
     assert whole == SeedPrice(
-        4 * 9 + 4 + 2 * 4 + 8 * 4 * 9, 2 * (4 * 9 * 64 + 8 * 4 * 9 * 16)
+        parameters=4 * 9 + 4 + 2 * 4 + 8 * 4 * 9,
+        flops=2 * (4 * 9 * 64 + 8 * 4 * 9 * 16),
+        units=8,
     )
 
 

@@ -70,3 +70,30 @@ def test_a_summary_is_its_text() -> None:
     told = loop.grower.summary()
     assert repr(told) == str(told)
     assert "Growth in 2 epochs: 327 -&gt; 327 parameters" in told._repr_html_()
+
+
+def test_public_objects_have_reprs_of_a_line() -> None:
+    """None prints its tensors, its events or its defaults."""
+    x, y = torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.int64)
+    several = esper.Split({"a": x, "b": x}, y)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = esper.find_sites(model, x[:2])
+    step = Loop(early=True).run(1).steps[0]
+    config = esper.TrainingConfig().with_values(env={"n_envs": 4, "max_seeds": 3})
+    facts = {"epochs": 9, "learning_rate": 0.01}
+    advice = esper.advise(model, x[:2], samples=1000, classes=2, **facts)
+    expected = {
+        "1,000 samples: x torch.float32 of shape (4,), y torch.int64": esper.Split(
+            x, y
+        ),
+        "samples: x a torch.float32 of shape (4,), b torch": several,
+        "FoundSites(1, 0 -> 2)": found,
+        "FoundSite(0 -> 2: widen, 8 wide, widen_whole": found[1],
+        "GrowthStep(epoch 0: score 0.": step,
+        "TrainingConfig(env=EnvConfig(n_envs=4))": config,
+        "Advice(0 -> 2: ×": advice,
+    }
+    for words, shown in expected.items():
+        assert words in repr(shown)
+        assert len(repr(shown)) < 150
+    assert repr(esper.TrainingConfig()) == "TrainingConfig()"

@@ -232,6 +232,13 @@ def units_of(share: float, layer: nn.Module) -> int:
     return max(1, round(share * width / step)) * step
 
 
+def units_with(blueprint: str, place: Place) -> int | None:
+    """Returns the number of units of the layer at ``place`` with a seed of ``blueprint``; None if it does not widen."""
+    if blueprint not in SHARES or not place.layers:
+        return None
+    return width_at(place) + units_of(SHARES[blueprint], place.layers[0])
+
+
 def widened(place: Place, share: float) -> nn.Module:
     """Makes the layers of ``place`` with new units in place of its own."""
     first, *others = place.layers
