@@ -93,7 +93,7 @@ def merged_averages(
 
     The function takes the names of the seeds that stay. It returns the averages by their names, then by the parameters
     of the layers at the places of ``seeds``, and of the seeds. Merged layers count a seed's last weights alpha times,
-    so that the gradient for them is 1/alpha of what it was. A layer that takes up a LoRA keeps its own averages.
+    so that the gradient for them is 1/alpha of what it was. Weights that take up a LoRA keep their own averages.
     """
     twins = {key: _twins(seeds, averages, key) for key in averages.keys}
 
@@ -149,7 +149,8 @@ def _twins(
         )
         factors = []
         for layer, average, parameter in _with_layers(twin, seed):
-            factor = 0.0 if seed.blueprint in RANKS else averages.factor(parameter, layer, key)
+            in_weights = seed.blueprint in RANKS and not seed.beside
+            factor = 0.0 if in_weights else averages.factor(parameter, layer, key)
             factors.append((average, factor))
         twins.append(_SeedOfAverages(twin, tuple(factors)))
     return twins, modules

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
+from esper.core.blueprints.adapted import merge_adapters
 from esper.core.place import SPATIAL, Features
 from esper.hosts.container import CONTAINER, containers_in, forget_copied
 from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
@@ -54,7 +55,8 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
             kind. A named tuple is one argument. The copy is compared with the network on them.
         merge: whether seeds that are linear in the output of a linear layer, such as ``lora`` on an ``nn.Linear``, are
             merged into its weights, which computes the same in eval mode. Widenings become units of the layers that
-            they widen, and LoRAs of a layer's weights a part of them. The others stay modules, and a warning says why.
+            they widen, and LoRAs of a layer's weights a part of them, as the adapters of frozen layers always do. The
+            others stay modules, and a warning says why.
 
     Raises:
         ConfigError: the network cannot run on ``example``, or cannot be made plain, as when its copy would use its own
@@ -71,6 +73,7 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
         return difference(wanted, outputs_of(result, example, read), rounding)
 
     _require_independent(network, changed)
+    merge_adapters(result)
     result, reasons = _without_hosts(result, changed if merge else None)
     forget_copied(result)
     if merge:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import Seed
-from esper.core.blueprints.source import MERGED, Extensible, Shrinkable, inputs_of, is_transposed, width_of
+from esper.core.blueprints.adapted import AdaptedLinear, take_adapters
+from esper.core.blueprints.source import MERGED, SHARES, Extensible, Shrinkable, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.hosts import seed_hook
 from esper.hosts.between import Between, place_of
@@ -50,6 +51,8 @@ class SourceSeed:
     """Residual seeds that change the units between the layers of the place."""
     remove: Callable[[], None]
     """Takes it out of its network."""
+    beside: bool = False
+    """Whether a LoRA learns on in the adapter of its layer, whose weights are frozen."""
 
 
 def seeds_of_host(network: GrownHost) -> list[SourceSeed]:
@@ -173,6 +176,9 @@ def obstacle_of(network: nn.Module, seed: SourceSeed) -> str | None:
     if seed.blueprint not in MERGED:
         return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
     layers = nn.ModuleList(seed.place.layers)
+    adapted = any(isinstance(layer, AdaptedLinear) for layer in layers.modules())
+    if adapted and seed.blueprint in SHARES:
+        return "a layer has an adapter beside its weights, which new units would not have"
     if is_shared(network, layers.parameters()):
         return "another layer uses the same weights"
     return None
@@ -218,7 +224,7 @@ def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
     """Merges a seed and removes it; ``others`` are those that are not merged, and get room for the new units."""
     (first, *_) = seed.place.layers
     heads = width_of(first) if isinstance(first, Extensible) else 0
-    units = merge(seed.place.layers, seed.body, seed.alpha)
+    units = merge(seed.place.layers, seed.body, seed.alpha, seed.beside)
     seed.remove()
     if isinstance(first, Shrinkable):
         for other in others:
@@ -255,8 +261,13 @@ def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
 
 
 @torch.no_grad()
-def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
-    """Makes ``body``, a widening or a LoRA of ``layers``, a part of them, times ``alpha``.
+def merge(
+    layers: Sequence[nn.Module],
+    body: nn.Module,
+    alpha: float,
+    beside: bool = False,
+) -> int:
+    """Makes ``body``, a widening or a LoRA of ``layers``, a part of them, times ``alpha``; ``beside``, of an adapter.
 
     Returns the number of units that lie between the layers now and did not before.
     """
@@ -265,6 +276,10 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
         first.absorb(body, alpha)
         return 0
     rows = rows_of(first)
+    if beside:
+        assert isinstance(first, AdaptedLinear)
+        _raise_rank(first, body, alpha)
+        return 0
     if not between:
         down, up = (layer.get_parameter("weight").double().flatten(1) for layer in body.children())
         change = (up @ down).view(rows.shape)
@@ -286,6 +301,18 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     replace_rows(last, torch.cat([rows_of(last).double(), columns], dim=1))
     set_width(last, INPUTS, read)
     return units
+
+
+def _raise_rank(layer: AdaptedLinear, body: nn.Module, alpha: float) -> None:
+    """Adds a LoRA to the adapter of ``layer``."""
+    down, up = layer.adapter
+    new_down, new_up = (part.get_parameter("weight") for part in body.children())
+    rows = torch.cat([down.get_parameter("weight"), new_down.to(down.weight)])
+    columns = torch.cat([up.get_parameter("weight"), (alpha * new_up.double()).to(up.weight)], dim=1)
+    replace_tensor(down, "weight", rows)
+    replace_tensor(up, "weight", columns)
+    set_width(down, OUTPUTS, len(rows))
+    set_width(up, INPUTS, len(rows))
 
 
 def rows_of(layer: nn.Module) -> Tensor:
@@ -358,6 +385,7 @@ def resize(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     changed = False
     if shapes and isinstance(network, Host):
         changed = network.take_blocks(shapes)
+    changed |= take_adapters(network, shapes)
     for path, layer in network.named_modules():
         prefix = f"{path}." if path else ""
         for name, old in (*layer._parameters.items(), *layer._buffers.items()):

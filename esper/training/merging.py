@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -13,9 +14,11 @@ from torch import nn
 
 from esper.core.blend import Seed
 from esper.core.blueprints import BlueprintRegistry
-from esper.core.blueprints.source import Deeper, Extensible, Shrinkable, width_of
+from esper.core.blueprints.adapted import AdaptedLinear, adapt, drop_adapter, takes_adapter
+from esper.core.blueprints.source import RANKS, Deeper, Extensible, Shrinkable, width_of
 from esper.core.place import Place
 from esper.core.ramps import STYLES
+from esper.core.site import Site
 from esper.hosts.cnn import CNNHost
 from esper.hosts.example import coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
@@ -36,9 +39,10 @@ MERGES = (CNNHost, GraftedHost, TransformerHost)
 def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, str]:
     """Merges the fossils in ``slots`` into the layers of their host, with the state of their optimizers.
 
-    The host computes the same as before, and its optimizer goes on with what the seeds' had. Other seeds whose features
-    have grown keep to the channels that they have, or get new inputs and outputs with weights of zero. Returns the
-    reason for each fossil that stays a seed, by slot.
+    The host computes the same as before, and its optimizer goes on with what the seeds' had. LoRAs of frozen layers
+    become a part of the layers' adapters, and learn on. Other seeds whose features have grown keep to the channels that
+    they have, or get new inputs and outputs with weights of zero. Returns the reason for each fossil that stays a seed,
+    by slot.
     """
     host = training.host
     if not isinstance(host, MERGES):
@@ -46,6 +50,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     seeds: dict[str, nn.Module] = {}
     kept = {}
     stay = {}
+    adapted = {}
     for site in training.sites:
         if site.planted is None:
             continue
@@ -59,14 +64,19 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             stay[site.name] = "it is not to be merged"
         elif site.name in training.seed_rates:
             stay[site.name] = "its learning rate is not that of its host"
+        elif _raises_rank(site):
+            adapted[site.name] = site.place.layers[0]
         elif training.config.task.freeze != "nothing":
             stay[site.name] = "layers of its host are frozen, and the seed is not"
+    unadapted = [name for name, layer in adapted.items() if not isinstance(layer, AdaptedLinear)]
+    for name in unadapted:
+        adapt(adapted[name], rank=0)
     widths = {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
     network = GrownHost(host, seeds, kept, "").train(host.training)
     groups = [training.host_group, *training.seed_groups.values()]
     optimizers = [group.optimizer for group in groups]
     before = dict(network.named_parameters())
-    present = seeds_of_host(network)
+    present = [replace(seed, beside=seed.name in adapted) for seed in seeds_of_host(network)]
     averages = merged_averages(present, Averages(optimizers))
     read = partial(outputs_of, network, training.sample, logits_of)
     wanted = read()
@@ -79,6 +89,13 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     )
     reasons = stay | reasons
     copied: dict[torch.Tensor, torch.Tensor] = {}
+    for name in unadapted:
+        layer = adapted[name]
+        assert isinstance(layer, AdaptedLinear)
+        if name in reasons:
+            drop_adapter(layer)
+        else:
+            copied.update(zip(layer.adapter.parameters(), _body_of(seeds[name]).parameters(), strict=True))
     for name in slots:
         if name in stay or training.site_by_name[name].place.has_source:
             continue
@@ -108,6 +125,17 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
         )
         training.follow_layers()
     return {name: reasons[name] for name in slots if name in reasons}
+
+
+def _raises_rank(site: Site) -> bool:
+    """Whether the fossil at ``site`` is a LoRA of a frozen layer, which gets an adapter for it."""
+    assert site.planted is not None
+    return site.planted.blueprint.name in RANKS and len(site.place.layers) == 1 and takes_adapter(site.place.layers[0])
+
+
+def _body_of(seed: nn.Module) -> nn.Module:
+    assert isinstance(seed, Seed)
+    return seed.body
 
 
 def merge_residual(

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from esper.core.blend import ChannelScale, Seed
+from esper.core.blueprints.adapted import AdaptedLinear
 from esper.core.blueprints.cnn import SqueezeExcite
 from esper.core.blueprints.source import Applied, Deeper
 from esper.core.blueprints.transformer import AttentionSeed
@@ -61,6 +62,11 @@ def _squeeze_excite(tape: Tape, module: SqueezeExcite, value: int) -> int:
 @writes(Deeper)
 def _deeper(tape: Tape, module: Deeper, value: int) -> int:
     return tape.plus(tape.add(module.blocks, value), value, -1.0)
+
+
+@writes(AdaptedLinear)
+def _adapted(tape: Tape, module: AdaptedLinear, value: int) -> int:
+    return tape.plus(WRITERS[nn.Linear](tape, module, value), tape.add(module.adapter, value), 1.0)
 
 
 @writes(Applied)

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from esper.core.blend import CONTAINER, GROWING
+from esper.core.blueprints.adapted import AdaptedLinear, rank_of
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
 from esper.ops.norm_relu_pool import NormReluPool
@@ -176,7 +177,7 @@ def is_elementwise(layer: nn.Module) -> bool:
 
 def _not_linear(layer: nn.Module) -> str | None:
     """Returns the reason why ``layer`` is no ordinary linear layer or convolution; None if it is one."""
-    if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS and not is_transposed(layer):
+    if type(layer) not in (nn.Linear, AdaptedLinear, *CONVOLUTIONS) and not is_transposed(layer):
         return f"a {type(layer).__name__} is neither a linear layer nor a convolution"
     if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:
         return "a convolution has groups"
@@ -376,7 +377,7 @@ def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
         return "a LoRA changes the weights of one layer"
     layer = place.layers[0]
     reason = _not_linear(layer)
-    if reason is None and rank >= min(width_of(layer), inputs_of(layer)):
+    if reason is None and rank + rank_of(layer) >= min(width_of(layer), inputs_of(layer)):
         return f"rank {rank} is no less than that of the layer itself"
     return reason
 

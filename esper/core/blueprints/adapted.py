@@ -1,0 +1,85 @@
+"""Frozen linear layers with LoRAs beside their weights, whose rank grows as seeds are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class AdaptedLinear(nn.Linear):
+    """(W + B A) x + b with a frozen W and an ``adapter`` of two layers, A and B, that learns.
+
+    A layer becomes one in place, see :func:`adapt`, so that whatever refers to the layer has its adapter.
+    """
+
+    adapter: nn.Sequential
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.adapter(x)  # type: ignore[no-any-return]
+
+
+def takes_adapter(layer: nn.Module) -> bool:
+    """Whether ``layer`` is a linear layer that is frozen, and can have an adapter."""
+    return type(layer) in (nn.Linear, AdaptedLinear) and not layer.get_parameter("weight").requires_grad
+
+
+def rank_of(layer: nn.Module) -> int:
+    """Returns the rank of the adapter of ``layer``, 0 without one."""
+    if not isinstance(layer, AdaptedLinear):
+        return 0
+    return len(layer.adapter.get_parameter("0.weight"))
+
+
+@torch.no_grad()
+def adapt(layer: nn.Module, rank: int) -> None:
+    """Gives an ``nn.Linear`` an adapter of zeros, of this rank; one of rank 0 can take up the first seed."""
+    assert type(layer) is nn.Linear
+    weight = layer.weight
+    down = nn.Linear(1, 1, bias=False)
+    up = nn.Linear(1, 1, bias=False)
+    for part, outputs, inputs in ((down, rank, layer.in_features), (up, layer.out_features, rank)):
+        part.out_features = outputs
+        part.in_features = inputs
+        part.weight = nn.Parameter(weight.new_zeros(outputs, inputs))
+    layer.__class__ = AdaptedLinear  # as torch's parametrizations do
+    layer.adapter = nn.Sequential(down, up).train(layer.training)
+
+
+@torch.no_grad()
+def drop_adapter(layer: AdaptedLinear, merge: bool = False) -> None:
+    """Makes ``layer`` an ordinary one again; with ``merge``, of the weights W + B A."""
+    down, up = (part.get_parameter("weight") for part in layer.adapter)
+    if merge:
+        change = up.double() @ down.double()
+        layer.weight.copy_(layer.weight.double() + change)
+    del layer.adapter
+    layer.__class__ = nn.Linear  # type: ignore[assignment]
+
+
+def merge_adapters(network: nn.Module) -> None:
+    """Makes the adapters of ``network`` a part of the weights of their layers."""
+    for layer in list(network.modules()):
+        if isinstance(layer, AdaptedLinear):
+            drop_adapter(layer, merge=True)
+
+
+def take_adapters(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Gives the layers of ``network`` adapters of the rank in ``shapes``, of its tensors by name, and the others none.
+
+    Layers that are not in ``shapes`` stay as they are. Returns whether any layer has got or lost one.
+    """
+    changed = False
+    for path, layer in list(network.named_modules()):
+        prefix = f"{path}." if path else ""
+        if type(layer) not in (nn.Linear, AdaptedLinear):
+            continue
+        shape = shapes.get(f"{prefix}adapter.0.weight")
+        if shape is not None and not isinstance(layer, AdaptedLinear):
+            adapt(layer, shape[0])
+            changed = True
+        elif shape is None and f"{prefix}weight" in shapes and isinstance(layer, AdaptedLinear):
+            drop_adapter(layer)
+            changed = True
+    return changed
