@@ -171,7 +171,7 @@ class EnvConfig(Section):
     """Max rise of the best accuracy over a plateau, pp."""
     need_every: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Epochs between measurements of the need of vacant slots: how much of the loss the layer there cannot lower by its
-    own weights (``esper.training.need``). 0: never, since on the tiny hosts of `digits` a measurement takes as long as
+    own weights (``esper.hosts.need``). 0: never, since on the tiny hosts of `digits` a measurement takes as long as
     1.5 epochs of training; it is about one batch on larger ones."""
     gates: GateConfig = GateConfig()
 

@@ -124,7 +124,7 @@ class Slots(Arrays):
     """Fraction of vanishing gradient tensors, averaged over the epoch's batches."""
     exploding: Floats = field(metadata=MEASURED)
     need: Floats = field(metadata=MEASURED)
-    """Last measured need of a vacant slot, in units of the loss, see ``esper.training.need``."""
+    """Last measured need of a vacant slot, in units of the loss, see ``esper.hosts.need``."""
     edited: Bools = field(metadata=FLAG)
     """True if an action chose the slot since the last epoch was trained."""
     gate_score: Floats = field(metadata=FLOAT)

@@ -46,19 +46,8 @@ def outputs_for(
     training: bool = False,
 ) -> list[Tensor]:
     """As :func:`outputs_of`, for arguments that the network may overwrite."""
-    devices = set()
-    for tensor in (*network.parameters(), *network.buffers()):
-        if tensor.device.type == "cuda":
-            devices.add(tensor.device)
-    gpus = sorted(devices, key=str)
     try:
-        with (
-            torch.no_grad(),
-            kept_state(network),
-            kept_modes(network),
-            torch.random.fork_rng(devices=gpus),
-            full_products(),
-        ):
+        with torch.no_grad(), as_before(network) as gpus, full_products():
             torch.default_generator.manual_seed(0)
             for gpu in gpus:
                 torch.cuda.default_generators[gpu.index].manual_seed(0)
@@ -75,6 +64,18 @@ def outputs_for(
     if not found:
         raise ConfigError(f"the network returns {type(output).__name__} for the example, in which there is no tensor")
     return found
+
+
+@contextmanager
+def as_before(network: nn.Module) -> Iterator[list[torch.device]]:
+    """Restores modes, buffers and attributes of ``network``, and random numbers; yields the GPUs that it is on."""
+    devices = set()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type == "cuda":
+            devices.add(tensor.device)
+    gpus = sorted(devices, key=str)
+    with kept_state(network), kept_modes(network), torch.random.fork_rng(devices=gpus):
+        yield gpus
 
 
 @contextmanager
@@ -141,8 +142,16 @@ def kept_state(network: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(buffers)
         for buffer, version, value in values:
-            if buffer._version != version:  # the others may be expanded, which cannot be written to
+            # Others may be expanded, which cannot be written to, or a part of a graph that is still to run backward.
+            if buffer._version != version or _differ(buffer, value):
                 buffer.copy_(value)
+
+
+def _differ(buffer: Tensor, value: Tensor) -> bool:
+    """Whether a buffer has other numbers than before: a BatchNorm of torch does not count its changes of statistics."""
+    if not buffer.is_floating_point() or buffer.layout is not torch.strided:
+        return False
+    return not torch.allclose(buffer, value, rtol=0, atol=0, equal_nan=True)
 
 
 TOLERANCE = 1e-4

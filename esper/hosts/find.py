@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
 from esper.hosts.between import Between, ModuleRun, Trace, layers_of, place_of
 from esper.hosts.container import own_children
-from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of, samples_in, tensors_in
+from esper.hosts.example import as_before, coarsest_dtype, counting, difference, outputs_of, samples_in, tensors_in
 from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout, check_module
+from esper.hosts.need import Loss, needs_at
 from esper.hosts.seed_hook import attach, detach
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import SourceSeed, merge_together
@@ -78,6 +80,8 @@ class FoundSite:
     """Number of runs of the block in a pass; a seed runs as often. ``graft`` takes only blocks that run once."""
     blueprints: dict[str, SeedPrice] = field(default_factory=dict)
     """The seeds that fit, by blueprint."""
+    need: float | None = None
+    """Need of the layer there, in units of the loss; None if it is not measured."""
 
     def __repr__(self) -> str:
         return f"FoundSite({self.path}: {self.kind}, {self.width} wide, {', '.join(self.blueprints)})"
@@ -88,7 +92,7 @@ class FoundSite:
 
 
 class FoundSites(list[FoundSite]):
-    """The sites of a model, in the order of a forward pass; as a text and in a notebook, a table."""
+    """The sites of a model; as a text and in a notebook, a table."""
 
     def __repr__(self) -> str:
         return f"FoundSites({', '.join(site.path for site in self)})"
@@ -101,8 +105,13 @@ class FoundSites(list[FoundSite]):
         return html.table(heads, rows)
 
 
-def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | None = None) -> FoundSites:
-    """Finds where seeds can grow in ``model``, in the order of a forward pass.
+def find_sites(
+    model: nn.Module,
+    example: Any,
+    blueprints: BlueprintRegistry | None = None,
+    need: tuple[Loss, Loss] | None = None,
+) -> FoundSites:
+    """Finds where seeds can grow in ``model``, in the order of a forward pass, or with ``need``, where it is largest.
 
     Listed are the outputs of blocks, pairs of layers whose units can be more, and projections of attention whose
     weights can be changed by a LoRA. A widening is listed only if a trial of it merges: the wider layers compute what
@@ -113,14 +122,22 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
         example: a few inputs of it: one argument, a tuple of its arguments, or a dict of them by name. Samples come
             first in each.
         blueprints: what seeds can be; None: the built-in registry.
+        need: two functions that compute the mean loss of a batch each, with the model in the mode that it has, as for
+            ``Grower.measure_need``. Sites of widenings, and of LoRAs of frozen layers, then have a need and come first,
+            those with the largest need before the others.
 
     Raises:
-        ConfigError: the model cannot run on ``example``.
+        ConfigError: the model cannot run on ``example``, or a loss does not depend on it.
     """
-    return FoundSites(_found(model, example, BLUEPRINTS.copy_of(blueprints))[0])
+    return FoundSites(_found(model, example, BLUEPRINTS.copy_of(blueprints), need)[0])
 
 
-def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:
+def _found(
+    model: nn.Module,
+    example: Any,
+    registry: BlueprintRegistry,
+    need: tuple[Loss, Loss] | None = None,
+) -> tuple[list[FoundSite], list[str]]:
     """Returns the sites of :func:`find_sites`, and the paths of the submodules in the order in which they end."""
     trace = Trace(model, partial(outputs_of, model, example))
     samples = samples_of(example)
@@ -147,6 +164,11 @@ def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple
             sites.append(site)
     order = list(trace.runs)
     sites.sort(key=lambda site: order.index(SitePath.parse(site.path).sink))
+    if need is not None:
+        with as_before(model):
+            needs = needs_at({site.path: places[site.path] for site in sites}, *need)
+        sites = [replace(site, need=needs.get(site.path)) for site in sites]
+        sites.sort(key=lambda site: -math.inf if site.need is None else site.need, reverse=True)
     return sites, order
 
 
@@ -445,12 +467,18 @@ def rows_of(sites: Sequence[FoundSite]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")
     ]
+    measured = any(site.need is not None for site in sites)
+    if measured:
+        rows = [(*rows[0], "need")]
     for site in sites:
         first, *others = [_words(site, name, price) for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
         merges = "yes" if site.merges else "no"
-        rows.append((site.path, site.kind, layout, str(site.width), first, merges))
-        rows += [("", "", "", "", other, "") for other in others]
+        need = []
+        if measured:
+            need = ["" if site.need is None else f"{site.need:.3g}"]
+        rows.append((site.path, site.kind, layout, str(site.width), first, merges, *need))
+        rows += [("", "", "", "", other, "", *[""] * len(need)) for other in others]
     return rows
 
 

@@ -307,8 +307,10 @@ def _raise_rank(layer: AdaptedLinear, body: nn.Module, alpha: float) -> None:
     """Adds a LoRA to the adapter of ``layer``."""
     down, up = layer.adapter
     new_down, new_up = (part.get_parameter("weight") for part in body.children())
-    rows = torch.cat([down.get_parameter("weight"), new_down.to(down.weight)])
-    columns = torch.cat([up.get_parameter("weight"), (alpha * new_up.double()).to(up.weight)], dim=1)
+    old_down = down.get_parameter("weight")
+    old_up = up.get_parameter("weight")
+    rows = torch.cat([old_down, new_down.to(old_down)])
+    columns = torch.cat([old_up, (alpha * new_up.double()).to(old_up)], dim=1)
     replace_tensor(down, "weight", rows)
     replace_tensor(up, "weight", columns)
     set_width(down, OUTPUTS, len(rows))

@@ -206,7 +206,7 @@ class EpochCompleted(HostEvent):
     contribution_errors: dict[str, float] = dataclasses.field(default_factory=dict)
     """Standard errors of ``contributions``, pp. Older logs lack this field and the next ones; they read as empty."""
     needs: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The last measured need of each vacant slot, in units of the loss, see ``esper.training.need``."""
+    """The last measured need of each vacant slot, in units of the loss, see ``esper.hosts.need``."""
     gradients: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Statistics of the gradients of the host (``host``) and of each seed that learns, by slot: norm, health,
     vanishing, exploding, and of a seed the ratio to the host's; means over the epoch's batches, before clipping."""

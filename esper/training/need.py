@@ -1,30 +1,22 @@
-"""Need: how much of the loss is left that the layer at a vacant slot cannot lower by its own weights.
-
-A widening gives the layer at its sink more inputs. What this layer should change is the negative gradient of the loss
-at its output, v. What it can change by its weights is linear in its inputs b. The part of v that is not, in a least
-squares fit on one batch that is judged on another, only other inputs could express: this is the expressivity bottleneck
-of Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816. Need is that share of v times the loss.
-"""
+"""Need of the vacant slots of a host in training, see ``esper.hosts.need``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from esper.core.blend import blend
-from esper.core.blueprints.source import inputs_of, is_matrix, reader_of
+from esper.core.blueprints.source import is_matrix
 from esper.core.place import Features, Place
 from esper.core.site import Site
 from esper.data.objective import PAD, ClassObjective
 from esper.data.split import Split
 from esper.hosts.host import kept_modes
+from esper.hosts.need import Seen, inexpressible, measured_at, need_at, watched
 from esper.ops.cross_entropy import cross_entropy_gradient
 from esper.ops.tape import LAYERS, Tape, Unsupported
 from esper.ops.tape_look import look
@@ -46,142 +38,13 @@ from esper.training.step import ALPHA
 
 LEAST = 4
 """Min samples of both batches together; they are two halves of one of the task's batches."""
-MAX_INPUTS = 1024
-"""Max inputs of a layer that is measured: the fit takes the time of their number cubed."""
-MAX_ROWS = 4096
-"""Max positions of a batch that a fit reads, evenly spaced."""
-Passed = dict[nn.Module, Tensor]
-"""A tensor of each layer in a pass."""
-RIDGE = 0.01
-"""Added to the variances of inputs in a fit, as a share of their mean."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The measured layers in a pass over a batch."""
-
-    inputs: list[Tensor]
-    """Inputs of each layer."""
-    gradients: list[Tensor]
-    """Gradient of the mean loss at the output of each layer."""
-    loss: Tensor
-    """Mean loss, []."""
-
-    def at(self, place: int, layer: nn.Module) -> tuple[Tensor, Tensor]:
-        """Returns what a layer reads at each position, and the gradient at its output there."""
-        return rows_of(layer, self.inputs[place]), columns_of(layer, self.gradients[place])
-
-
-def measured_layer(layer: nn.Module | None) -> bool:
-    """Whether need can be measured at a layer: a linear one, or a convolution of at most two dimensions."""
-    if layer is None:
-        return False
-    taps = 1
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        if layer.groups > 1:
-            return False
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            return False
-        taps = layer.weight[0, 0].numel()
-    elif not is_matrix(layer):
-        return False
-    return inputs_of(layer) * taps <= MAX_INPUTS
-
-
-def rows_of(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Returns what each output position of a layer reads of its ``inputs``, [positions, numbers]."""
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        flat = isinstance(layer, nn.Conv1d)
-
-        def pair(size: Any, of_flat: int) -> Any:
-            if flat:
-                return (of_flat, *size)
-            return size
-
-        patches = functional.unfold(
-            inputs.unsqueeze(2) if flat else inputs,
-            kernel_size=pair(layer.kernel_size, 1),
-            dilation=pair(layer.dilation, 1),
-            padding=pair(layer.padding, 0),
-            stride=pair(layer.stride, 1),
-        )
-        return patches.transpose(1, 2).flatten(0, 1)
-    return inputs.reshape(-1, inputs_of(layer))
-
-
-def columns_of(layer: nn.Module, outputs: Tensor) -> Tensor:
-    """Returns the ``outputs`` of a layer at each position, [positions, units], in the order of :func:`rows_of`."""
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        by_position = outputs.flatten(2).transpose(1, 2)
-        return by_position.flatten(0, 1)
-    return outputs.reshape(-1, outputs.shape[-1])
-
-
-def inexpressible(
-    first: tuple[Tensor, Tensor],
-    second: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Returns the share of the wanted change of a layer that its inputs cannot express, a scalar.
-
-    It is 1 − tr(G1ᵀ S⁻¹ G2) / |v|², with G = bᵀ v of each batch, the second moments S of the inputs of both, and the
-    mean |v|² of both. What a batch shows by chance is independent in the two, and adds nothing to the product on
-    average, so that the share is about 1 where the inputs explain nothing, and may exceed it. NaN where nothing is to
-    be changed.
-
-    Args:
-        first: inputs [n, d] and gradients at the output [n, units] by position, on one batch.
-        second: the same on another batch.
-    """
-    products = []
-    moments_of = []
-    squares = []
-    for inputs, gradients in (first, second):
-        step = -(-len(inputs) // MAX_ROWS)
-        b = inputs[::step].double()
-        v = gradients[::step].double()
-        products.append(b.T @ v / len(b))
-        moments_of.append(b.T @ b / len(b))
-        squares.append(v.square().sum() / len(v))
-
-    moments = (moments_of[0] + moments_of[1]) / 2
-    whole = (squares[0] + squares[1]) / 2
-    variances = moments.diagonal()
-    # Dead inputs have only zeros, by which nothing can be divided.
-    least = torch.finfo(moments.dtype).tiny
-    variances.add_(RIDGE * variances.mean() + least)
-    fit, _ = torch.linalg.solve_ex(moments, products[1])
-    explained = (products[0] * fit).sum()
-    share: Tensor = 1 - explained / whole
-    return share
-
-
-@contextmanager
-def watched(layers: Iterable[nn.Module]) -> Iterator[tuple[Passed, Passed]]:
-    """Yields two dicts that get the inputs and outputs of ``layers`` in a pass; loss gradients reach the outputs."""
-    inputs: Passed = {}
-    outputs: Passed = {}
-
-    def keep(
-        layer: nn.Module,
-        args: tuple[Tensor],
-        output: Tensor,
-    ) -> Tensor:
-        inputs[layer] = args[0].detach().clone()  # later layers may work in place
-        outputs[layer] = output
-        return output.clone()
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            handle = layer.register_forward_hook(keep)
-            hooks.callback(handle.remove)
-        yield inputs, outputs
 
 
 class NeedMeter:
     """Measures the need at the vacant slots of one host. It changes no bit of the host's training.
 
     Batches come from a generator of the meter's own, buffers are copies, and no gradient is stored. A host with native
-    passes is measured by them. Slots without a source, and data that is streamed, have no need.
+    passes is measured by them. Slots of other kinds than :func:`measured_at` knows, and streamed data, have no need.
     """
 
     def __init__(self, training: HostTraining, every: int = 1) -> None:
@@ -241,14 +104,13 @@ class NeedMeter:
                 first.at(place, layer),
                 second.at(place, layer),
             )
-            self.values[number] = loss * share
+            self.values[number] = need_at(training.sites[number].place, loss, share)
 
     def _layer_at(self, place: Place) -> nn.Module | None:
         """Returns the layer whose need is measured at a place, which is looked up once; None if nothing is measured."""
         known = self._layers.get(place.name)
         if known is None or known[0] is not place:
-            layer = reader_of(place)
-            known = (place, layer if measured_layer(layer) else None)
+            known = (place, measured_at(place))
             self._layers[place.name] = known
         return known[1]
 

@@ -116,3 +116,10 @@ def test_what_cannot_run_or_has_no_tensor_is_refused() -> None:
         outputs_of(nn.Linear(3, 3), {"x": X})
     with pytest.raises(ConfigError, match="in which there is no tensor"):
         outputs_of(Echo(), 3)
+
+
+def test_statistics_of_a_batch_norm_are_restored_after_a_training_pass() -> None:
+    norm = nn.BatchNorm1d(3)
+    outputs_of(norm, torch.randn(8, 3) + 5, training=True)
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    assert torch.equal(norm.running_var, torch.ones(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.blueprints import BLUEPRINTS
 from esper.hosts.find import (
@@ -287,3 +289,53 @@ def test_a_site_is_json_and_a_table_for_people() -> None:
         line.startswith("0.0 -> 1.0  widen") and line.endswith("yes") for line in lines
     )
     assert len({len(line.split("  ")[0]) for line in lines}) > 0
+
+
+def losses(model: nn.Module) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Of two batches of images with labels."""
+    draws = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 1, 8, 8, generator=draws)
+    y = torch.randint(0, 10, (64,), generator=draws)
+
+    def loss(part: slice) -> Tensor:
+        return F.cross_entropy(model(x[part]), y[part])
+
+    return lambda: loss(slice(0, 32)), lambda: loss(slice(32, 64))
+
+
+def test_sites_with_the_largest_need_come_first() -> None:
+    model = cnn()
+    before = weights(model)
+    generator = torch.get_rng_state()
+    found = find_sites(model, IMAGES, need=losses(model))
+    kinds = [site.kind for site in found]
+    assert kinds == ["widen", "widen", "residual", "residual", "residual"]
+    first, second, *others = (site.need for site in found)
+    assert first > second > 0
+    assert others == [None] * 3
+    assert {site.path for site in found} == {
+        site.path for site in find_sites(model, IMAGES)
+    }
+    heads, row, *_ = str(found).splitlines()
+    assert heads.endswith("need")
+    assert row.endswith(f"{first:.3g}")
+    assert same(before, weights(model))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_loras_of_a_frozen_model_have_a_need() -> None:
+    model = Transformer().requires_grad_(False)
+    y = torch.randint(0, 11, TOKENS.shape)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(TOKENS).flatten(0, 1), y.flatten())
+
+    found = find_sites(model, TOKENS, need=(loss, loss))
+    assert all(site.need is not None for site in found if site.kind == "lora")
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_losses_without_the_model_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="took no part"):
+        find_sites(cnn(), IMAGES, need=(lambda: torch.ones(()), lambda: torch.ones(())))

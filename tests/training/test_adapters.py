@@ -20,7 +20,13 @@ from esper.training.merging import merge_fossils
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import plant, train
 from tests.training.test_merging import require_same, state_of
-from tests.training.test_merging_transformers import again, host_of, merge, outputs, training_of
+from tests.training.test_merging_transformers import (
+    again,
+    host_of,
+    merge,
+    outputs,
+    training_of,
+)
 
 FROZEN = {"freeze": "body", "optimizer": "adamw", "learning_rate": 0.003}
 
@@ -35,10 +41,16 @@ def raise_rank(training: HostTraining, slot: str = "r3c0") -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_rank_of_a_frozen_layer_grows_in_one_slot(optimizer: str, native: bool) -> None:
+def test_the_rank_of_a_frozen_layer_grows_in_one_slot(
+    optimizer: str, native: bool
+) -> None:
     task = {**FROZEN, "optimizer": optimizer}
     training = training_of(native, **task)
-    frozen = {name: p.clone() for name, p in training.host.named_parameters() if not p.requires_grad}
+    frozen = {
+        name: p.clone()
+        for name, p in training.host.named_parameters()
+        if not p.requires_grad
+    }
     size = training.host.parameter_count
     for rank in (2, 4, 6):
         raise_rank(training)
@@ -54,8 +66,12 @@ def test_the_rank_of_a_frozen_layer_grows_in_one_slot(optimizer: str, native: bo
     after = dict(training.host.named_parameters())
     for name, value in frozen.items():
         assert torch.equal(after[name], value), name
-    changed = [name for name, p in after.items() if not torch.equal(p, before[f"host.{name}"])]
-    assert {name for name in changed if "adapter" in name} == {name for name in after if "adapter" in name}
+    changed = [
+        name for name, p in after.items() if not torch.equal(p, before[f"host.{name}"])
+    ]
+    assert {name for name in changed if "adapter" in name} == {
+        name for name in after if "adapter" in name
+    }
     if native:
         assert training.native is not None
         assert not training.native.reasons
@@ -67,10 +83,14 @@ def test_the_rank_of_a_frozen_layer_grows_in_one_slot(optimizer: str, native: bo
 @pytest.mark.parametrize(
     ("optimizer", "ranks_before"), [("sgd", 0), ("sgd", 1), ("adamw", 0)]
 )
-def test_the_update_after_a_merge_is_that_of_the_unmerged_pair(optimizer: str, ranks_before: int) -> None:
+def test_the_update_after_a_merge_is_that_of_the_unmerged_pair(
+    optimizer: str, ranks_before: int
+) -> None:
     pair = []
     for _ in range(2):
-        training = training_of(samples_per_epoch=25, **{**FROZEN, "optimizer": optimizer})  # a step
+        training = training_of(
+            samples_per_epoch=25, **{**FROZEN, "optimizer": optimizer}
+        )  # a step
         for _ in range(ranks_before):
             raise_rank(training)
         plant(training, "r3c0", "lora_2", stage=S.FOSSILIZED)
@@ -129,7 +149,9 @@ def test_a_rollback_returns_to_the_rank_of_its_snapshot() -> None:
     train(training)
 
 
-def test_an_adapter_is_saved_loaded_and_exported_as_ordinary_weights(tmp_path: Path) -> None:
+def test_an_adapter_is_saved_loaded_and_exported_as_ordinary_weights(
+    tmp_path: Path,
+) -> None:
     training = training_of(**FROZEN)
     raise_rank(training)
     raise_rank(training)
@@ -145,7 +167,9 @@ def test_an_adapter_is_saved_loaded_and_exported_as_ordinary_weights(tmp_path: P
     torch.testing.assert_close(loaded(x), wanted)
     plain = esper.plain(loaded, x, merge=True)
     torch.testing.assert_close(plain(x), wanted, rtol=1e-4, atol=1e-5)
-    assert not any(type(module).__module__.startswith("esper.") for module in plain.modules())
+    assert not any(
+        type(module).__module__.startswith("esper.") for module in plain.modules()
+    )
     assert not any("adapter" in name for name, _ in plain.named_parameters())
 
 
@@ -174,4 +198,6 @@ def test_the_rank_stays_below_that_of_the_layer() -> None:
     while recipe.obstacle(site.place) is None:
         raise_rank(training)
         rank += 2
-    assert rank_of(layer_of(training)) == rank < layer_of(training).in_features <= rank + 2
+    assert (
+        rank_of(layer_of(training)) == rank < layer_of(training).in_features <= rank + 2
+    )

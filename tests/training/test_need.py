@@ -18,14 +18,7 @@ from esper.hosts.host import Host
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.native import NativePasses
-from esper.training.need import (
-    MAX_INPUTS,
-    NeedMeter,
-    columns_of,
-    inexpressible,
-    measured_layer,
-    rows_of,
-)
+from esper.training.need import NeedMeter
 from esper.training.step import train_epoch
 from tests.core_helpers import digits, plant, tiny_config
 from tests.training.byte_images import byte_digits
@@ -194,94 +187,6 @@ def test_a_host_with_a_too_narrow_layer_needs_more_than_one_that_is_wide_enough(
 
     narrow, wide = need(2, 32), need(32, 32)
     assert (narrow > 1.5 * wide).all()
-
-
-def draws(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def halves(of: Callable[[Tensor], Tensor], samples: int = 4000) -> Tensor:
-    """The share that inputs cannot express of a wanted change, which is a function of the inputs."""
-    found = []
-    for seed in (1, 2):
-        b = draws(samples, 3, seed=seed)
-        found.append((b, of(b)))
-    return inexpressible(*found)
-
-
-def test_a_change_that_is_linear_in_the_inputs_can_be_expressed() -> None:
-    weights = draws(3, 2)
-    assert float(halves(lambda b: b @ weights)) < 0.05
-
-
-def test_chance_and_what_is_not_linear_in_the_inputs_cannot_be_expressed() -> None:
-    def chance(b: Tensor) -> Tensor:
-        return draws(len(b), 2, seed=int(1e6 * abs(b[0, 0])))
-
-    assert abs(float(halves(chance)) - 1) < 0.05
-    assert abs(float(halves(lambda b: b[:, :1] * b[:, 1:])) - 1) < 0.05
-
-
-def test_the_share_of_a_mixed_change_is_that_of_its_other_part() -> None:
-    # Variances 1 of what is linear and 3 of what is not.
-    share = float(halves(lambda b: b[:, :1] + 3**0.5 * b[:, 1:2] * b[:, 2:]))
-    assert abs(share - 0.75) < 0.05
-
-
-def test_few_samples_show_chance_as_inexpressible_on_average() -> None:
-    shares = []
-    for seed in range(0, 400, 2):
-        parts = [
-            (draws(16, 12, seed=seed + k), draws(16, 4, seed=999 + seed + k))
-            for k in range(2)
-        ]
-        shares.append(float(inexpressible(*parts)))
-    assert abs(sum(shares) / len(shares) - 1) < 0.1
-
-
-def test_dead_inputs_and_changes_of_zero_are_no_error() -> None:
-    b, v = torch.zeros(8, 3), draws(8, 2)
-    assert float(inexpressible((b, v), (b, v))) == 1.0
-    assert inexpressible((b, 0 * v), (b, 0 * v)).isnan()
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.Linear(5, 3), (4, 5)),
-        (nn.Linear(5, 3), (4, 6, 5)),
-        (nn.Conv2d(2, 3, 3, stride=2, padding=1), (4, 2, 7, 6)),
-        (nn.Conv2d(2, 3, (1, 3), dilation=2, bias=False), (4, 2, 5, 6)),
-        (nn.Conv1d(2, 3, 3, padding=1), (4, 2, 6)),
-    ],
-)
-def test_rows_and_columns_are_those_of_the_gradient_of_the_weights(
-    layer: nn.Module, shape: tuple[int, ...]
-) -> None:
-    inputs = draws(*shape)
-    outputs = layer(inputs)
-    gradient = draws(*outputs.shape)
-    (wanted,) = torch.autograd.grad(outputs, [layer.weight], gradient)
-    found = columns_of(layer, gradient).T @ rows_of(layer, inputs)
-    torch.testing.assert_close(found.view_as(wanted), wanted)
-
-
-@pytest.mark.parametrize(
-    ("layer", "measured"),
-    [
-        (nn.Linear(MAX_INPUTS, 2), True),
-        (nn.Linear(MAX_INPUTS + 1, 2), False),
-        (nn.Conv2d(MAX_INPUTS // 4, 2, 2), True),
-        (nn.Conv2d(MAX_INPUTS // 4, 2, 3), False),
-        (nn.Conv2d(4, 4, 3, groups=4), False),
-        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), False),
-        (nn.Conv3d(2, 2, 1), False),
-        (nn.ReLU(), False),
-        (None, False),
-    ],
-)
-def test_layers_that_are_measured(layer: nn.Module | None, measured: bool) -> None:
-    assert measured_layer(layer) is measured
 
 
 def test_a_slot_with_a_seed_that_does_not_act_yet_has_no_need() -> None:
