@@ -45,6 +45,7 @@ RATES = {
     "digits": {"grown": 1.0, "bigger": 1.0, "none": 2.0},
     "digits_table": {"grown": 0.5, "bigger": 1.0, "none": 2.0},
     "mnist5k": {"grown": 1.0, "bigger": 1.0, "none": 2.0},
+    "fashion_mnist": {"grown": 0.5, "bigger": 0.5, "none": 1.0},
 }
 """The best factors of each arm."""
 ARMS = {

@@ -420,6 +420,9 @@ def redraw(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
             layer.reset_parameters()
             if isinstance(network, Host):
                 network.draw(layer)
+    for layer in network.modules():
+        if isinstance(layer, AdaptedLinear):  # as when they were planted
+            nn.init.zeros_(layer.adapter.get_parameter("1.weight"))
 
 
 def shapes_of(network: nn.Module) -> dict[str, torch.Size]:

@@ -15,6 +15,7 @@ from esper.config.resolved import HostTrainingConfig, ResolvedTask
 from esper.config.task import Freeze
 from esper.core.blend import Seed
 from esper.core.blueprints import Blueprint
+from esper.core.blueprints.adapted import AdaptedLinear
 from esper.core.ramps import BlendStyle
 from esper.core.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.data.split import Split
@@ -427,13 +428,16 @@ def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
     """Stops layers of ``host`` from learning; returns those that stay in eval mode.
 
     ``body`` are all layers but the head, which is the last layer with parameters. Statistics of frozen norms stay, too,
-    so that the host without seeds computes the same ever after. New seeds that are built in learn.
+    so that the host without seeds computes the same ever after. New seeds and adapters that are built in learn.
     """
     if which == "nothing":
         return ()
     new = set[nn.Module]()
     if isinstance(host, GrownHost) and host.new_seeds:
         new.update(host.seeds.modules())
+        for layer in host.modules():
+            if isinstance(layer, AdaptedLinear):
+                new.update(layer.adapter.modules())
     layers = [layer for layer in layers_of(host).values() if layer not in new]
     head = layers[-1:] if which == "body" else []
     for layer in layers:

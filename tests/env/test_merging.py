@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 import esper
+from esper.agents.make import make_controller
 from esper.compare.compute import ComputeMeter, EpochKind
 from esper.compare.runner import grown_layers
 from esper.core.action import Op
+from esper.core.blueprints.adapted import AdaptedLinear, rank_of
 from esper.core.stage import SeedStage as S
+from esper.env.make import make_env
+from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.widen import redraw
@@ -23,7 +27,8 @@ from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 from esper.telemetry.seed_history import Life
 from esper.training.host_state import all_tensors
 from esper.training.rng import seeded
-from tests.core_helpers import DAMAGE, Rig, digits, rig
+from tests.core_helpers import DAMAGE, Rig, digits, rig, tiny_config
+from tests.training.growing import text
 
 MERGES: dict[str, Any] = {"at_once": True, "merge": True, "slots": ["r0c0", "r2"]}
 
@@ -274,3 +279,65 @@ def test_static_is_the_host_of_the_grown_widths_with_fresh_weights() -> None:
     }
     assert {v.shape for v in fresh.values()} == {v.shape for v in grown.values()}
     assert torch.count_nonzero(first) == first.numel()
+
+
+def need_on_a_frozen_host() -> tuple[GrowthVectorEnv, Any]:
+    sections: dict[str, Any] = {
+        "task": {"freeze": "body", "learning_rate": 0.01, "batch_size": 25},
+        "need": {"threshold": 0.0},
+        "env": {
+            "at_once": True,
+            "merge": True,
+            "slots": ["r3"],
+            "blueprints": ["lora_2"],
+            "need_every": 1,
+            "parameter_budget": 0.14,
+            "max_seeds": 2,
+        },
+    }
+    env = make_env(tiny_config(1, 12, **sections), task=text())
+    controller = make_controller(
+        "need", "text", env.action_spec, env.layout, 1, 0, env.config
+    )
+    return env, controller
+
+
+def test_ranks_of_all_layers_of_a_frozen_host_grow_under_one_budget() -> None:
+    env, controller = need_on_a_frozen_host()
+    observation, info = env.reset(seed=0)
+    controller.begin()
+    training = env.training[0]
+    alone = training.host.parameter_count
+    saved, middle = None, None
+    for epoch in range(12):
+        if epoch == 6:
+            saved = copy.deepcopy((env.state_dict(), controller.memory_state()))
+            middle = observation
+        actions = controller.act(observation, info["action_mask"])
+        observation, *_, info = env.step(actions)
+    whole = {name: t.clone() for name, t in all_tensors(training)}
+    adapters = [m for m in training.host.modules() if isinstance(m, AdaptedLinear)]
+    ranks = [rank_of(layer) for layer in adapters]
+    added = training.host.parameter_count - alone
+    assert added == sum(
+        rank * (m.in_features + m.out_features)
+        for rank, m in zip(ranks, adapters, strict=True)
+    )
+    assert max(ranks) >= 4
+    a_seed = 2 * (8 + 24)
+    assert 0.14 * alone - a_seed < added <= 0.14 * alone
+    assert int(env.state.slots.added_parameters[0]) == added
+    env.close()
+
+    assert saved is not None
+    env, controller = need_on_a_frozen_host()
+    env.reset(seed=0)
+    observation, info = env.load_state_dict(saved[0])
+    controller.load_memory_state(saved[1])
+    np.testing.assert_array_equal(observation, middle)
+    for _ in range(6, 12):
+        actions = controller.act(observation, info["action_mask"])
+        observation, *_, info = env.step(actions)
+    for name, tensor in all_tensors(env.training[0]):
+        assert torch.equal(tensor, whole[name]), name
+    env.close()

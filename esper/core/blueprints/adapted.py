@@ -21,7 +21,9 @@ class AdaptedLinear(nn.Linear):
 
 
 def takes_adapter(layer: nn.Module) -> bool:
-    """Whether ``layer`` is a linear layer that is frozen, and can have an adapter."""
+    """Whether ``layer`` is a linear layer that is frozen, without an adapter or with one that learns."""
+    if isinstance(layer, AdaptedLinear) and not layer.adapter.get_parameter("0.weight").requires_grad:
+        return False
     return type(layer) in (nn.Linear, AdaptedLinear) and not layer.get_parameter("weight").requires_grad
 
 
