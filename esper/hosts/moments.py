@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.core.blueprints.source import RANKS
+from esper.core.blueprints.adapted import RANKS, AdaptedLinear
 from esper.hosts.widen import SourceSeed, merge_source
 
 POWERS = {
@@ -91,7 +91,7 @@ def merged_averages(
 ) -> Callable[[Collection[str]], dict[str, dict[Key, Tensor]]]:
     """Returns a function that merges averages as ``seeds`` are merged, in their order; call this before they are.
 
-    The function takes the names of the seeds that stay. It returns the averages by their names, then by the parameters
+    The function takes the names of the seeds that stay, once the others are merged. It returns the averages by their names, then by the parameters
     of the layers at the places of ``seeds``, and of the seeds. Merged layers count a seed's last weights alpha times,
     so that the gradient for them is 1/alpha of what it was. Weights that take up a LoRA keep their own averages.
     """
@@ -108,9 +108,13 @@ def merged_averages(
                     for average, factor in twin.factors:
                         average.mul_(factor)
                     merge_source(twin.seed, present)
+            pairs = list(modules.items())
+            for original, copied in modules.items():
+                if isinstance(original, AdaptedLinear) and isinstance(copied, AdaptedLinear):
+                    pairs += zip(original.adapter, copied.adapter, strict=True)  # it may be new
             merged[key] = {
                 (original, name): value.detach()
-                for original, copied in modules.items()
+                for original, copied in pairs
                 for name, value in copied.named_parameters(recurse=False)
             }
         return merged

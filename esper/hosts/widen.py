@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import Seed
-from esper.core.blueprints.adapted import AdaptedLinear, take_adapters
+from esper.core.blueprints.adapted import AdaptedLinear, adapt, take_adapters
 from esper.core.blueprints.source import MERGED, SHARES, Extensible, Shrinkable, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.hosts import seed_hook
@@ -203,7 +203,7 @@ def changed_by(
     for module in network.modules():
         attributes = dict(vars(module))
         tables = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
-        before.append((module, attributes, tables))
+        before.append((module, type(module), attributes, tables))
     try:
         change()
         found = difference()
@@ -211,7 +211,8 @@ def changed_by(
         found = f"the network cannot run: {type(error).__name__}: {error}"
     if found is None:
         return None
-    for module, attributes, tables in before:
+    for module, kind, attributes, tables in before:
+        module.__class__ = kind  # a layer may have got an adapter
         vars(module).clear()
         vars(module).update(attributes)
         for name, content in tables.items():  # parameters, buffers, submodules and hooks
@@ -277,7 +278,7 @@ def merge(
         return 0
     rows = rows_of(first)
     if beside:
-        assert isinstance(first, AdaptedLinear)
+        assert isinstance(first, nn.Linear)
         _raise_rank(first, body, alpha)
         return 0
     if not between:
@@ -303,8 +304,11 @@ def merge(
     return units
 
 
-def _raise_rank(layer: AdaptedLinear, body: nn.Module, alpha: float) -> None:
-    """Adds a LoRA to the adapter of ``layer``."""
+def _raise_rank(layer: nn.Linear, body: nn.Module, alpha: float) -> None:
+    """Adds a LoRA to the adapter of ``layer``, which gets one if it has none."""
+    if not isinstance(layer, AdaptedLinear):
+        adapt(layer, rank=0)
+    assert isinstance(layer, AdaptedLinear)
     down, up = layer.adapter
     new_down, new_up = (part.get_parameter("weight") for part in body.children())
     old_down = down.get_parameter("weight")

@@ -14,11 +14,10 @@ from torch import nn
 
 from esper.core.blend import Seed
 from esper.core.blueprints import BlueprintRegistry
-from esper.core.blueprints.adapted import AdaptedLinear, adapt, drop_adapter, takes_adapter
-from esper.core.blueprints.source import RANKS, Deeper, Extensible, Shrinkable, width_of
+from esper.core.blueprints.adapted import adapter_pairs, raises_rank, rank_of
+from esper.core.blueprints.source import Deeper, Extensible, Shrinkable, width_of
 from esper.core.place import Place
 from esper.core.ramps import STYLES
-from esper.core.site import Site
 from esper.hosts.cnn import CNNHost
 from esper.hosts.example import coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
@@ -47,7 +46,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     host = training.host
     if not isinstance(host, MERGES):
         return dict.fromkeys(slots, f"a {type(host).__name__} cannot take up seeds while it trains")
-    seeds: dict[str, nn.Module] = {}
+    seeds: dict[str, Seed] = {}
     kept = {}
     stay = {}
     adapted = {}
@@ -64,13 +63,11 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             stay[site.name] = "it is not to be merged"
         elif site.name in training.seed_rates:
             stay[site.name] = "its learning rate is not that of its host"
-        elif _raises_rank(site):
+        elif raises_rank(site.planted.blueprint.name, site.place.layers):
             adapted[site.name] = site.place.layers[0]
         elif training.config.task.freeze != "nothing":
             stay[site.name] = "layers of its host are frozen, and the seed is not"
-    unadapted = [name for name, layer in adapted.items() if not isinstance(layer, AdaptedLinear)]
-    for name in unadapted:
-        adapt(adapted[name], rank=0)
+    first = [name for name, layer in adapted.items() if not rank_of(layer)]
     widths = {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
     network = GrownHost(host, seeds, kept, "").train(host.training)
     groups = [training.host_group, *training.seed_groups.values()]
@@ -89,13 +86,9 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     )
     reasons = stay | reasons
     copied: dict[torch.Tensor, torch.Tensor] = {}
-    for name in unadapted:
-        layer = adapted[name]
-        assert isinstance(layer, AdaptedLinear)
-        if name in reasons:
-            drop_adapter(layer)
-        else:
-            copied.update(zip(layer.adapter.parameters(), _body_of(seeds[name]).parameters(), strict=True))
+    for name in first:
+        if name not in reasons:
+            copied.update(adapter_pairs(adapted[name], seeds[name]))
     for name in slots:
         if name in stay or training.site_by_name[name].place.has_source:
             continue
@@ -105,14 +98,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     merged = [name for name in slots if name not in reasons]
     if merged:
         for name in merged:
-            site = training.site_by_name[name]
-            growth = LayerGrowth(
-                kept[name].blueprint,
-                widths.get(name, 0),
-                width_of(site.place.layers[0]) if name in widths else 0,
-            )
-            training.growths.setdefault(name, []).append(growth)
-            training.remove(site)
+            _empty(training, name, kept[name].blueprint, widths.get(name, 0))
         _renew_groups(training)
         merged_state = averages(reasons)
         _take_state(
@@ -127,15 +113,17 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
     return {name: reasons[name] for name in slots if name in reasons}
 
 
-def _raises_rank(site: Site) -> bool:
-    """Whether the fossil at ``site`` is a LoRA of a frozen layer, which gets an adapter for it."""
-    assert site.planted is not None
-    return site.planted.blueprint.name in RANKS and len(site.place.layers) == 1 and takes_adapter(site.place.layers[0])
-
-
-def _body_of(seed: nn.Module) -> nn.Module:
-    assert isinstance(seed, Seed)
-    return seed.body
+def _empty(
+    training: HostTraining,
+    slot: str,
+    blueprint: str,
+    width: int,
+) -> None:
+    """Notes that the seed in ``slot`` has become a part of its layer, which had this ``width``, 0 if it has none."""
+    site = training.site_by_name[slot]
+    after = width_of(site.place.layers[0]) if width else 0
+    training.growths.setdefault(slot, []).append(LayerGrowth(blueprint, width, after))
+    training.remove(site)
 
 
 def merge_residual(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from esper.core.blend import Seed
+
+RANKS = {"lora_2": 2, "lora_8": 8, "lora_32": 32}
+"""Rank of the change that a blueprint makes to a layer's weights."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -27,6 +32,17 @@ def takes_adapter(layer: nn.Module) -> bool:
     return type(layer) in (nn.Linear, AdaptedLinear) and not layer.get_parameter("weight").requires_grad
 
 
+def raises_rank(blueprint: str, layers: Sequence[nn.Module]) -> bool:
+    """Whether a seed of ``blueprint`` at ``layers`` is a LoRA of a frozen layer, whose adapter takes it up."""
+    return blueprint in RANKS and len(layers) == 1 and takes_adapter(layers[0])
+
+
+def adapter_pairs(layer: nn.Module, seed: Seed) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """Yields the parameters of the adapter of ``layer`` with those of the first ``seed`` in it."""
+    assert isinstance(layer, AdaptedLinear)
+    return zip(layer.adapter.parameters(), seed.body.parameters(), strict=True)
+
+
 def rank_of(layer: nn.Module) -> int:
     """Returns the rank of the adapter of ``layer``, 0 without one."""
     if not isinstance(layer, AdaptedLinear):
@@ -35,9 +51,8 @@ def rank_of(layer: nn.Module) -> int:
 
 
 @torch.no_grad()
-def adapt(layer: nn.Module, rank: int) -> None:
-    """Gives an ``nn.Linear`` an adapter of zeros, of this rank; one of rank 0 can take up the first seed."""
-    assert type(layer) is nn.Linear
+def adapt(layer: nn.Linear, rank: int) -> None:
+    """Gives a layer without one an adapter of zeros, of this rank; one of rank 0 can take up the first seed."""
     weight = layer.weight
     down = nn.Linear(1, 1, bias=False)
     up = nn.Linear(1, 1, bias=False)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from esper.core.blend import CONTAINER, GROWING
-from esper.core.blueprints.adapted import AdaptedLinear, rank_of
+from esper.core.blueprints.adapted import RANKS, AdaptedLinear, rank_of
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
 from esper.ops.norm_relu_pool import NormReluPool
@@ -92,9 +92,6 @@ SHARES = {
 
 LARGEST_OFFERED = 1.0
 """Share of the largest widening that is offered without being named: larger ones decide a host's size in one step."""
-
-RANKS = {"lora_2": 2, "lora_8": 8, "lora_32": 32}
-"""Rank of the change that a blueprint makes to a layer's weights."""
 
 MERGED = (*SHARES, *RANKS)
 """Blueprints whose seeds ``esper.hosts.widen.merge`` makes a part of their layers."""
