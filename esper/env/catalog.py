@@ -53,13 +53,15 @@ class BlueprintCatalog:
         """Blueprints whose seeds may be a part of their host at once, at one of the places, [B]."""
         self.only_added: Bools = np.zeros(count, dtype=np.bool_)
         """Blueprints whose seeds are added to features whatever the blend style, [B]."""
-        self._seeds = list(self._fitting_seeds())
-        """The seeds that could be planted, see :meth:`_fitting_seeds`."""
+        self._seeds = []
+        """The seeds that could be planted in the layers as they are."""
         self._costs: dict[Hashable, float] = {}
         """Operations of seeds, by slot, blueprint, layers and features."""
-        for _, b, recipe, _ in self._seeds:
+        for s, b, recipe, place in self._offered():
             self.at_once[b] |= recipe.at_once
             self.only_added[b] |= recipe.only_added
+            if recipe.misfit(place) is None:
+                self._seeds.append((s, b, recipe, place))
 
     @classmethod
     def select(
@@ -68,8 +70,10 @@ class BlueprintCatalog:
         places: Sequence[Place],
         registry: BlueprintRegistry,
         wanted: tuple[str, ...] | None,
+        grows: bool = False,
     ) -> BlueprintCatalog:
-        """Returns the catalog of the blueprints ``wanted``, or of all that fit at one of the places.
+        """Returns the catalog of the blueprints ``wanted``, or of all that fit at one of the places; if it ``grows``,
+        also of those that fit once a place is wider.
 
         Raises ConfigError for an unknown blueprint, and for a place in which none fits, with the reasons.
         """
@@ -80,13 +84,13 @@ class BlueprintCatalog:
         kinds = dict.fromkeys(place.topology or topology for place in places)
         names = choose(
             wanted,
-            registry.names(topology, places, if_named=True),
+            registry.names(topology, places, if_named=True, wider=grows),
             f"{', '.join(kinds)} hosts",
             partial(registry.misfit, topology, places),
-            registry.names(topology, places),
+            registry.names(topology, places, wider=grows),
         )
 
-        by_slot = {place.name: registry.fitting(topology, place) for place in places}
+        by_slot = {place.name: registry.fitting(topology, place, wider=grows) for place in places}
         offers = []
         for slot in slots:
             fitting = tuple(name for name in names if name in by_slot[slot])
@@ -182,11 +186,12 @@ class BlueprintCatalog:
         Raises ConfigError for a body that cannot be built.
         """
         rows = []
-        by_place = [(place, self.registry.fitting(self.topology, place)) for place in self.places]
+        by_name: dict[str, list[Place]] = {}
+        for _, b, _, place in self._offered():
+            by_name.setdefault(self.spec.blueprints[b], []).append(place)
         with seeded(0):  # bodies are built, and their weights are not used
             for name in self.spec.blueprints:
-                fitting = [place for place, recipes in by_place if name in recipes]
-                place = max(fitting, key=lambda place: place.channels)
+                place = max(by_name[name], key=lambda place: place.channels)
                 recipe = self.registry.at(self.topology, place, name)
                 with _named_errors(recipe, "be built", place):
                     shapes = [p.shape for p in recipe.body(place).parameters()]
@@ -199,10 +204,11 @@ class BlueprintCatalog:
                 rows.append(row)
         return np.array(rows, dtype=np.float64)
 
-    def _fitting_seeds(self) -> Iterator[tuple[int, int, Blueprint, Place]]:
-        """Yields the seeds that could be planted: the indices of slot and blueprint, the recipe, and the place."""
+    def _offered(self) -> Iterator[tuple[int, int, Blueprint, Place]]:
+        """Yields the seeds that may be planted, now or when their places are wider: the indices of slot and blueprint,
+        the recipe, and the place."""
         for place in self.places:
-            for name, recipe in self.registry.fitting(self.topology, place).items():
+            for name, recipe in self.registry.fitting(self.topology, place, wider=True).items():
                 if name in self.spec.offers(place.name):
                     s = self.spec.slots.index(place.name)
                     b = self.spec.blueprints.index(name)

@@ -111,7 +111,13 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.blueprints = BLUEPRINTS.copy_of(blueprints)
         first = self.training[0]
         host = first.host
-        catalog = BlueprintCatalog.select(host.topology, host.sites, self.blueprints, config.env.blueprints)
+        catalog = BlueprintCatalog.select(
+            host.topology,
+            host.sites,
+            self.blueprints,
+            config.env.blueprints,
+            grows=config.env.merge,
+        )
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 

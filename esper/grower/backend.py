@@ -160,7 +160,8 @@ class LoopBackend(Backend):
         self.points = points
         places = [site.place for site in hooks.sites.values()]  # in execution order
         if spec is None:
-            spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+            wanted = config.env.blueprints
+            spec = BlueprintCatalog.select(hooks.topology, places, blueprints, wanted, grows=config.env.merge).spec
         self.spec = spec
         self.sites = [hooks.sites[name] for name in self.spec.slots]
         """Sites in the order of the arrays' slots."""

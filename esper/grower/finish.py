@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.core.blueprints.adapted import merge_adapters
 from esper.grower.merging import OptimizerWatch, merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.grower.summary import env_of, summary_of
@@ -144,6 +145,7 @@ def _merge(
     for network in hooks.networks:
         if network is not hooks.model:
             with same_parameters(network):
+                merge_adapters(network)
                 merge_all(network, lambda: None, stay=reasons)
     return reasons
 

@@ -16,12 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blend import Seed
+from esper.core.blueprints.adapted import adapter_pairs, merge_adapters, raises_rank, rank_of
 from esper.core.blueprints.source import Extensible
 from esper.core.site import PlantedSeed, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks, outputs_of_last
-from esper.grower.stepping import innermost
+from esper.grower.stepping import SLOT, host_groups, innermost
 from esper.hosts.between import place_of
 from esper.hosts.container import CONTAINER
 from esper.hosts.example import coarsest_dtype, counting, difference
@@ -178,13 +179,13 @@ class LoopMerger:
             for name in self.added:
                 if name in before:
                     continue
-                layer, _, attribute = name.rpartition(".")
-                like = next(network.get_submodule(layer).parameters())
-                added = nn.Parameter(like.new_zeros(shapes[name]))
-                network.get_submodule(layer).register_parameter(attribute, added)
+                path, _, attribute = name.rpartition(".")
+                layer = network.get_submodule(path)
+                if layer._parameters.get(attribute) is None:
+                    like = next(layer.parameters())
+                    layer.register_parameter(attribute, nn.Parameter(like.new_zeros(shapes[name])))
                 if network is model:
-                    add_parameters(self.groups.optimizer, model, before)
-                    before[name] = added
+                    add_parameter(self.groups.optimizer, model, name)
             for parameter in replaced:
                 self.groups.optimizer.state.pop(parameter, None)
 
@@ -223,8 +224,14 @@ class LoopMerger:
             return reason
         hooks = self.hooks
         optimizer = self.groups.optimizer
-        sources = seeds_of_model(hooks.model)
-        stay = [source.name for source in sources if source.body is not seed.module.body]
+        beside = raises_rank(seed.blueprint.name, layers)
+        sources = []
+        stay = []
+        for source in seeds_of_model(hooks.model):
+            this = source.body is seed.module.body
+            sources.append(replace(source, beside=beside and this))
+            if not this:
+                stay.append(source.name)
         averages = merged_averages(sources, Averages([optimizer]))
         averaged = averaged_parameters(optimizer)
         seeds = [other.seed for other in hooks.sites.values() if other.seed is not None]
@@ -233,6 +240,7 @@ class LoopMerger:
         wanted = outputs_of_last(hooks)
         rounding = coarsest_dtype(hooks.model)
         state = site.role, site.alpha, site.target, site.learning
+        first = beside and not rank_of(layers[0])
 
         def change() -> None:
             if site.place.has_source:
@@ -256,6 +264,13 @@ class LoopMerger:
                 site.assign(*state)
                 return f"something else uses the units of its layers: merged, {found}"
         self.merged.setdefault(site.name, []).append(seed.blueprint.name)
+        added = add_parameters(optimizer, hooks.model, before)
+        self.added += added
+        for new, old in adapter_pairs(layers[0], seed.module) if first else ():
+            optimizer.state[new] = optimizer.state[old]
+            replaced.add(new)
+            if old in averaged:
+                averaged.add(new)
         self.groups.remove(site.name)
         self.groups.forget_gradients()
         take_averages(
@@ -264,7 +279,6 @@ class LoopMerger:
             replaced,
             averaged,
         )
-        self.added += add_parameters(optimizer, hooks.model, before)
         return ""
 
     def _merge_source(
@@ -280,7 +294,7 @@ class LoopMerger:
         for network in hooks.networks:
             if network is not hooks.model:
                 place = place_of(network, site.name, 0, Layout("mlp"), hooks.between[site.name])
-                merge(place.layers, seed.body, site.alpha)
+                merge(place.layers, seed.body, site.alpha, this.beside)
         merge_source(replace(this, place=site.place, remove=lambda: None), others)
 
     def _layers(self, site: Site) -> tuple[nn.Module, ...]:
@@ -309,6 +323,8 @@ class LoopMerger:
                 return f"a {type(layer).__name__} notes its size elsewhere than in its weights"
         if self.groups.options.lr_factor != 1:
             return f"its learning rate is {self.groups.options.lr_factor:g} times that of its layers"
+        if site.planted is not None and raises_rank(site.planted.blueprint.name, tuple(layers)):
+            return None  # the weights stay as they are
         return self.watch.obstacle(model, layers) or self._unfollowed(layers)
 
     def _unfollowed(self, layers: Iterable[nn.Module]) -> str | None:
@@ -361,6 +377,7 @@ def merge_in_loop(
     averages = merged_averages(seeds_of_model(model), Averages([optimizer]))
     averaged = averaged_parameters(optimizer)
     with same_parameters(model) as replaced:
+        merge_adapters(model)
         reasons = merge_all(model, difference, stay)
     take_averages(
         optimizer,
@@ -369,11 +386,23 @@ def merge_in_loop(
         averaged,
     )
     add_parameters(optimizer, model, before)
-    gone = set(before.values()) - set(model.parameters())  # all parameters of a merged seed, which make up its group
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if gone.isdisjoint(group["params"])]
+    _remove_parameters(optimizer, set(before.values()) - set(model.parameters()))
+    return reasons
+
+
+def _remove_parameters(optimizer: Optimizer, gone: Collection[nn.Parameter]) -> None:
+    """Takes the parameters that are ``gone`` out of their groups, and empty groups of seeds out of the optimizer."""
+    remaining = []
+    for group in optimizer.param_groups:
+        kept = [number for number, parameter in enumerate(group["params"]) if parameter not in gone]
+        if len(kept) < len(group["params"]):
+            for key in {"params", "param_names"} & group.keys():
+                group[key] = [group[key][number] for number in kept]
+        if kept or SLOT not in group:
+            remaining.append(group)
+    optimizer.param_groups[:] = remaining
     for parameter in gone:
         optimizer.state.pop(parameter, None)
-    return reasons
 
 
 def averaged_parameters(optimizer: Optimizer) -> set[Tensor]:
@@ -410,29 +439,30 @@ def add_parameters(
     model: nn.Module,
     before: Collection[str],
 ) -> list[str]:
-    """Adds the parameters of ``model`` that are not among those named ``before`` to ``optimizer``; returns their names.
-
-    They join the group of their layer.
-    """
-    added = []
-    for name, parameter in model.named_parameters():
-        if name in before:
-            continue
-        group = _group_of(optimizer, model, name)
-        group["params"].append(parameter)
-        if "param_names" in group:
-            group["param_names"].append(name)
-        added.append(name)
+    """Adds the parameters of ``model`` that are not named in ``before`` to ``optimizer``; returns their names."""
+    added = [name for name, _ in model.named_parameters() if name not in before]
+    for name in added:
+        add_parameter(optimizer, model, name)
     return added
+
+
+def add_parameter(optimizer: Optimizer, model: nn.Module, name: str) -> None:
+    """Adds a parameter of ``model`` to the group of its layer, or of the module around it that has one."""
+    group = _group_of(optimizer, model, name)
+    group["params"].append(model.get_parameter(name))
+    if "param_names" in group:
+        group["param_names"].append(name)
 
 
 def _group_of(optimizer: Optimizer, model: nn.Module, name: str) -> dict[str, Any]:
     """Returns the group of the layer of a new parameter, such as the bias of a layer that had none."""
-    layer = model.get_submodule(name.rpartition(".")[0])
-    of_layer = set(layer.parameters(recurse=False))
-    for group in optimizer.param_groups:
-        if not of_layer.isdisjoint(group["params"]):
-            return group
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        of_layer = set(model.get_submodule(path).parameters())
+        for group in host_groups(optimizer):
+            if not of_layer.isdisjoint(group["params"]):
+                return group
     return optimizer.param_groups[0]
 
 

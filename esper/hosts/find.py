@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ from esper.hosts.container import own_children
 from esper.hosts.example import as_before, coarsest_dtype, counting, difference, outputs_of, samples_in, tensors_in
 from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout, check_module
-from esper.hosts.need import Loss, needs_at
 from esper.hosts.seed_hook import attach, detach
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import SourceSeed, merge_together
 from esper.telemetry import html
+
+if TYPE_CHECKING:
+    from esper.hosts.need import Loss
 
 Kind = Literal["residual", "widen", "lora"]
 
@@ -165,6 +167,8 @@ def _found(
     order = list(trace.runs)
     sites.sort(key=lambda site: order.index(SitePath.parse(site.path).sink))
     if need is not None:
+        from esper.hosts.need import needs_at  # few measure it
+
         with as_before(model):
             needs = needs_at({site.path: places[site.path] for site in sites}, *need)
         sites = [replace(site, need=needs.get(site.path)) for site in sites]

@@ -91,9 +91,10 @@ def merged_averages(
 ) -> Callable[[Collection[str]], dict[str, dict[Key, Tensor]]]:
     """Returns a function that merges averages as ``seeds`` are merged, in their order; call this before they are.
 
-    The function takes the names of the seeds that stay, once the others are merged. It returns the averages by their names, then by the parameters
-    of the layers at the places of ``seeds``, and of the seeds. Merged layers count a seed's last weights alpha times,
-    so that the gradient for them is 1/alpha of what it was. Weights that take up a LoRA keep their own averages.
+    The function takes the names of the seeds that stay, once the others are merged. It returns the averages by their
+    names, then by the parameters of the layers at the places of ``seeds``, and of the seeds. Merged layers count a
+    seed's last weights alpha times, so that the gradient for them is 1/alpha of what it was. Weights that take up a
+    LoRA keep their own averages.
     """
     twins = {key: _twins(seeds, averages, key) for key in averages.keys}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,49 @@ def test_static_is_the_host_of_the_grown_widths_with_fresh_weights() -> None:
     }
     assert {v.shape for v in fresh.values()} == {v.shape for v in grown.values()}
     assert torch.count_nonzero(first) == first.numel()
+
+
+def two_wide(**env: Any) -> GrowthVectorEnv:
+    """An env whose first layer has two channels, of which a quarter is a half."""
+    task = replace(
+        digits(), build_host=partial(CNNHost, 1, 10, base=2, blocks=2, rows=2)
+    )
+    config = tiny_config(1, 8, env={**MERGES, **env})
+    return make_env(config, task=task)
+
+
+def test_a_blueprint_that_fits_only_a_wider_layer_may_be_planted_once_it_is_wider() -> (
+    None
+):
+    env = two_wide(slots=["r2c0"])
+    (names,) = [env.action_spec.offers("r2c0")]
+    assert names == ("widen_quarter", "widen_half", "widen_whole")
+    _, info = env.reset(seed=0)
+    legal = info["action_mask"]["slot_blueprint"][0, 0]
+    assert dict(zip(names, legal.tolist(), strict=True)) == {
+        "widen_quarter": False,
+        "widen_half": True,
+        "widen_whole": True,
+    }
+    spec = env.action_spec
+    env.step(spec.encode(Op.GERMINATE, "r2c0", "widen_whole")[None])
+    *_, info = env.step(spec.encode(Op.WAIT)[None])
+    assert info["action_mask"]["slot_blueprint"][0, 0].all()
+    *_, info = env.step(spec.encode(Op.GERMINATE, "r2c0", "widen_quarter")[None])
+    assert int(env.state.slots.merges[0, 0]) == 2
+    assert env.training[0].site_by_name["r2c0"].place.layers[0].out_channels == 5
+    env.close()
+
+
+def test_hosts_that_do_not_merge_are_offered_what_fits_at_first() -> None:
+    env = two_wide(merge=False)
+    assert env.action_spec.offers("r2c0") == ("widen_half", "widen_whole")
+    assert env.action_spec.offers("r2c1") == (
+        "widen_quarter",
+        "widen_half",
+        "widen_whole",
+    )
+    env.close()
 
 
 def need_on_a_frozen_host() -> tuple[GrowthVectorEnv, Any]:

@@ -52,20 +52,22 @@ class Blueprint:
     """Returns the modules of the host whose weights a new body has, in the order of its own parameters; None: none."""
     obstacle: Callable[[Place], str | None] = no_obstacle
     """Returns the reason why a place with a source, or without one, cannot have such a seed; None if it can."""
+    too_small: Callable[[Place], str | None] = no_obstacle
+    """Returns the reason why a place cannot have such a seed at its width, but may once it is wider; None if it can."""
     if_named: bool = False
     """Whether controllers may plant it only if ``env.blueprints`` names it."""
 
-    def fits(self, place: Place) -> bool:
-        """Returns whether such a seed is offered at ``place``."""
-        return self.misfit(place) is None
-
-    def misfit(self, place: Place) -> str | None:
-        """Returns the reason why such a seed is not offered at ``place``; None if it is."""
+    def misfit(self, place: Place, wider: bool = False) -> str | None:
+        """Returns the reason why such a seed is not offered at ``place``; None if it is, or with ``wider``, may be once
+        the place is wider."""
         if self.reads_source and not place.has_source:
             return "it reads a source (reads_source=True), and the site has none"
         if place.has_source and not self.reads_source:
             return "the site has a source, and it reads the sink (reads_source=False)"
-        return self.obstacle(place)
+        reason = self.obstacle(place)
+        if reason is None and not wider:
+            reason = self.too_small(place)
+        return reason
 
     @property
     def only_added(self) -> bool:
@@ -142,10 +144,11 @@ class BlueprintRegistry:
         topology: str,
         places: Collection[Place] | None = None,
         if_named: bool = False,
+        wider: bool = False,
     ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
         are made of a number of channels, and so fit wherever the topology does. With ``if_named``, those that are not
-        offered by default are included."""
+        offered by default are included; with ``wider``, those that fit only once a place is wider."""
         if places is None:
             return tuple(blueprint.name for blueprint in self._of(topology) if not blueprint.only_added)
         present: dict[str, None] = {}
@@ -155,13 +158,19 @@ class BlueprintRegistry:
             for blueprint in self._of(kind):
                 if if_named or not blueprint.if_named:
                     present[blueprint.name] = None
-            fitting.update(self.fitting(topology, place))
+            fitting.update(self.fitting(topology, place, wider))
         return tuple(name for name in present if name in fitting)
 
-    def fitting(self, topology: str, place: Place) -> dict[str, Blueprint]:
-        """Returns the blueprints that fit at ``place`` in a host of this topology, by name."""
+    def fitting(
+        self,
+        topology: str,
+        place: Place,
+        wider: bool = False,
+    ) -> dict[str, Blueprint]:
+        """Returns the blueprints that fit at ``place`` in a host of this topology, by name; with ``wider``, also those
+        that fit once it is wider."""
         possible = self._of(place.topology or topology)
-        return {blueprint.name: blueprint for blueprint in possible if blueprint.fits(place)}
+        return {blueprint.name: blueprint for blueprint in possible if blueprint.misfit(place, wider) is None}
 
     def at(
         self,

@@ -48,6 +48,9 @@ class Applied(nn.Module):
         return ", ".join([self.function, *options])
 
 
+Obstacle = Callable[[Place], str | None]
+"""Returns the reason why a place cannot have a seed; None if it can."""
+
 Blocks = Callable[[Place], Sequence[nn.Module]]
 """Chooses blocks of the host that lie before a place."""
 
@@ -355,10 +358,11 @@ def _count(make: Factory, place: Place) -> int:
         return sum(p.numel() for p in make(place).parameters())
 
 
-def _obstacle_to_widening(place: Place, share: float) -> str | None:
-    reason = place.obstacle or widening_obstacle(place.layers)
-    if reason is not None:
-        return reason
+def _obstacle_to_widening(place: Place) -> str | None:
+    return place.obstacle or widening_obstacle(place.layers)
+
+
+def _too_small_for_share(place: Place, share: float) -> str | None:
     first = place.layers[0]
     units = units_of(share, first)
     for name, larger in reversed(SHARES.items()):
@@ -367,29 +371,34 @@ def _obstacle_to_widening(place: Place, share: float) -> str | None:
     return None
 
 
-def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
+def _obstacle_to_low_rank(place: Place) -> str | None:
     if place.obstacle:
         return place.obstacle
     if len(place.layers) != 1:
         return "a LoRA changes the weights of one layer"
+    return _not_linear(place.layers[0])
+
+
+def _too_small_for_rank(place: Place, rank: int) -> str | None:
     layer = place.layers[0]
-    reason = _not_linear(layer)
-    if reason is None and rank + rank_of(layer) >= min(width_of(layer), inputs_of(layer)):
-        return f"rank {rank} is no less than that of the layer itself"
-    return reason
+    if rank + rank_of(layer) < min(width_of(layer), inputs_of(layer)):
+        return None
+    return f"rank {rank} is no less than that of the layer itself"
 
 
 def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module, after the others: those for places with a source to every topology."""
-    recipes: dict[str, tuple[str, Factory, Callable[[Place], str | None]]] = {}
+    recipes: dict[str, tuple[str, Factory, Obstacle, Obstacle]] = {}
     for name, share in SHARES.items():
         words = f"{share:.0%} more units inside a layer, to a multiple of {FAST} if it has one; zero at birth"
-        recipes[name] = words, partial(widened, share=share), partial(_obstacle_to_widening, share=share)
+        too_small: Obstacle = partial(_too_small_for_share, share=share)
+        recipes[name] = words, partial(widened, share=share), _obstacle_to_widening, too_small
     for name, rank in RANKS.items():
         words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
-        recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
+        too_small = partial(_too_small_for_rank, rank=rank)
+        recipes[name] = words, partial(low_rank, rank=rank), _obstacle_to_low_rank, too_small
     for topology in registry.topologies():
-        for name, (words, make, obstacle) in recipes.items():
+        for name, (words, make, obstacle, too_small) in recipes.items():
             size = partial(_count, make)
             blueprint = Blueprint(
                 topology,
@@ -400,6 +409,7 @@ def register_in(registry: BlueprintRegistry) -> None:
                 reads_source=True,
                 zero_at_birth=True,
                 obstacle=obstacle,
+                too_small=too_small,
                 if_named=SHARES.get(name, 0) > LARGEST_OFFERED,
             )
             registry.add(blueprint)
