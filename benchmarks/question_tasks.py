@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task
@@ -16,7 +20,8 @@ from esper.data.text import (
     vocabulary,
 )
 from esper.hosts.cnn import CNNHost
-from esper.hosts.transformer import TransformerHost
+from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.transformer import CausalAttention, TransformerHost
 
 LATE_SHARE = 1 / 3
 """Share of the training data that arrives after the first training."""
@@ -152,6 +157,44 @@ def chars_to_code() -> Task:
     """A few lines of Python, for small transformers that were trained on English."""
     english, python = text_pair()
     return adapted_text(english, python, "chars_to_code")
+
+
+class PlainAttention(nn.Module):
+    """The attention of a block as an ordinary module, whose layers are seen one by one."""
+
+    def __init__(self, attention: CausalAttention) -> None:
+        super().__init__()
+        self.query_key_value = attention.query_key_value
+        self.project = attention.project
+        self.heads = attention.heads
+
+    def forward(self, h: Tensor) -> Tensor:
+        batch, length, width = h.shape
+        parts = self.query_key_value(h).view(batch, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+def with_loras(build: Callable[[], TransformerHost]) -> GraftedHost:
+    """Makes a network with a slot at each linear layer, whose LoRA changes the weights there."""
+    model = build()
+    for block in model.blocks:
+        block.attention = PlainAttention(block.attention)  # type: ignore[assignment]
+    linear = [
+        name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    ]
+    sites = {f"r3c{number}": f"{name} -> {name}" for number, name in enumerate(linear)}
+    return graft(model, sites, topology="transformer")
+
+
+def chars_to_code_loras() -> Task:
+    """The same, with LoRAs in all linear layers."""
+    task = chars_to_code()
+    assert task.earlier is not None
+    build = partial(with_loras, task.build_host)
+    earlier = replace(task.earlier, build_host=build, slots=("all",))
+    return replace(task, name="chars_to_code_loras", build_host=build, earlier=earlier)
 
 
 def code_to_chars() -> Task:

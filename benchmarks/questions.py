@@ -64,10 +64,20 @@ class Question:
     """Episode lengths of grown hosts, which decide what all arms may compute."""
     arms: Mapping[str, str]
     slots: tuple[str, ...]
-    """Slots that are widened, one an epoch."""
+    """Slots in which seeds are planted from the first epoch on, one an epoch unless ``env`` allows more."""
     blueprint: str = "widen_whole"
     common: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the task that grown hosts have, and all arms that do not say otherwise."""
+    growing: str = "schedule:SCHEDULE"
+    """The controller of grown hosts; SCHEDULE stands for the file of the one that plants in all slots."""
+    rounds: tuple[int, ...] = (0,)
+    """Epochs at which the schedule plants in all slots."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the env."""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the controller ``need``."""
+    seeds_have_rates: bool = True
+    """Whether rates of seeds are tried beside those of the host."""
 
 
 USUAL = {
@@ -87,6 +97,14 @@ ADAPTING = {
 }
 ADAPTING_TEXT = {**ADAPTING, "LoRA": "lora", "AdaLoRA": "adalora"}
 FROZEN = {"freeze": "body"}
+RANKS_BY_NEED = {
+    "merge": True,
+    "blueprints": ["lora_2"],
+    "edits_per_epoch": 4,
+    "need_every": 1,
+    "parameter_budget": 0.133,
+}
+"""LoRAs of rank 2 that merge, at most as many parameters as rank 4 in all linear layers."""
 TWO, THREE, LAST = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2"), ("r1c1",)
 TASKS = f"{HERE / 'question_tasks.py'}:"
 QUESTIONS: dict[tuple[str, str], Question] = {
@@ -100,6 +118,24 @@ QUESTIONS: dict[tuple[str, str], Question] = {
     ("adapt", "code"): Question(
         f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN
     ),
+    ("ranks", "code"): Question(
+        f"{TASKS}chars_to_code_loras",
+        (10,),
+        {
+            "rank 2, then 4": "schedule:SCHEDULE,env.edits_per_epoch=8",
+            "LoRA": "lora",
+            "AdaLoRA": "adalora",
+            "head only": "none",
+        },
+        tuple(f"r3c{number}" for number in range(8)),
+        "lora_2",
+        FROZEN,
+        growing="need",
+        rounds=(0, 2),
+        env=RANKS_BY_NEED,
+        needs={"threshold": 0.0},
+        seeds_have_rates=False,
+    ),
     ("adapt", "chars"): Question(
         f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN
     ),
@@ -110,16 +146,19 @@ def schedule_of(question: Question, folder: Path) -> Path:
     """Writes the schedule by which hosts are grown; returns its file."""
     file = folder / "widen.toml"
     lines = (
-        f'[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "{slot}"\nblueprint = "{question.blueprint}"\n'
+        f'[[action]]\nepoch = {epoch}\nop = "GERMINATE"\nslot = "{slot}"\nblueprint = "{question.blueprint}"\n'
+        for epoch in question.rounds
         for slot in question.slots
     )
     file.write_text("\n".join(lines))
     return file
 
 
-def settings_of(arm: str, rate: float, epochs: int) -> list[dict[str, float]]:
+def settings_of(
+    question: Question, arm: str, rate: float, epochs: int
+) -> list[dict[str, float]]:
     """Returns the settings of section task that are tried for an arm, six for each."""
-    if arm == GROWN:
+    if arm == GROWN and question.seeds_have_rates:
         return [
             {"learning_rate": rate * own, "warmup_epochs": 0.0, "seed_rate": of_seeds}
             for own, of_seeds in SEED_RATES
@@ -152,7 +191,9 @@ def play(
             "n_envs": 8,
             "slots": rows,
             "at_once": True,
+            **question.env,
         },
+        "need": dict(question.needs),
     }
     with TemporaryDirectory() as folder:
         arms = [
@@ -172,7 +213,7 @@ def search(
     pairs: int,
 ) -> dict[str, float]:
     """Plays an arm with each setting of its grid, beside the arm ``first``; returns the best by validation accuracy."""
-    tried = settings_of(arm, task.learning_rate, epochs)
+    tried = settings_of(question, arm, task.learning_rate, epochs)
     arms = [
         f"{arm} {number}:controller={text},{written(each)}"
         for number, each in enumerate(tried)
@@ -203,7 +244,7 @@ def tuned(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     question = QUESTIONS[name]
     task = load_task(question.task)
     for epochs in lengths:
-        growing = "schedule:SCHEDULE"
+        growing = question.growing
         best = {
             GROWN: search(
                 question, task, epochs, GROWN, growing, "alone:controller=none", pairs
@@ -226,7 +267,7 @@ def judged(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     rates = json.loads(RATES.read_text())
     for epochs in lengths:
         best = rates[f"{name[0]} {name[1]} {epochs}"]
-        grown = f"{GROWN}:controller=schedule:SCHEDULE,{written(best[GROWN])}"
+        grown = f"{GROWN}:controller={question.growing},{written(best[GROWN])}"
         others = [
             f"{arm}:controller={text},{written(best[arm])}"
             for arm, text in question.arms.items()

@@ -181,7 +181,8 @@ class HeuristicController(PerEnvController):
         A blueprint that failed in one slot may be the best of another.
         """
         sizes = {name: view.choice(slot, name, "size") for name in self.spec.offers(slot)}
-        sizes = {name: size for name, size in sizes.items() if size > 0}  # the others fit once the layer is wider
+        # Those of size 0 fit once the layer is wider, unless no size is known.
+        sizes = {name: size for name, size in sizes.items() if size > 0} or sizes
         from_small = sorted(sizes, key=sizes.__getitem__)
         # The rule's size is a fraction: 0 stands for the smallest blueprint, 1 for the largest.
         first = self.rule.size * (len(from_small) - 1)

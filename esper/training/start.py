@@ -83,7 +83,8 @@ def _untrained(host: HostTraining) -> HostTraining:
     before = task.earlier or task
     alone = replace(before.from_new_weights(), build_host=task.origin, earlier=None, slots=None)
     plain = {"name": before.name, "data": host.config.task.data, "precision": host.arithmetic.precision}
-    config = TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()})
+    run = {**host.config.run.model_dump(), "controller": "none"}  # whose settings of the env are left out here
+    config = TrainingConfig.parse({"task": plain, "run": run})
     episode = host.episode if is_held_out(host.run_seed) else 0
     return _host_for(
         alone,

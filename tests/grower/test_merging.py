@@ -17,7 +17,6 @@ from torch.optim.swa_utils import AveragedModel
 import esper
 from esper.config import ConfigError
 from esper.core.action import Op
-from esper.core.blueprints.adapted import rank_of
 from esper.grower.merging import refuse_merges
 from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import (
@@ -566,79 +565,3 @@ def test_a_copy_that_was_made_while_hooks_rest_is_known_at_the_end() -> None:
     with pytest.warns(UserWarning, match="no seed in slot r0c0"):
         loop.grower.finish()
     assert copied.n_averaged == 0
-
-
-def frozen_net() -> nn.Module:
-    """Only the last layer learns."""
-    model = net()
-    model.body.requires_grad_(False)
-    return model
-
-
-def raising(**arguments: Any) -> Loop:
-    """The rank of a frozen layer grows three times."""
-    actions = {number: plant("r3c0", "lora_2") for number in (1, 3, 5)}
-    return merging(
-        actions,
-        {"r3c0": "body.2 -> body.2"},
-        model=frozen_net(),
-        epochs=8,
-        **arguments,
-    )
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_the_rank_of_a_frozen_layer_grows(name: str) -> None:
-    loop = raising(make_optimizer=OPTIMIZERS[name])
-    first = weights(loop.model)
-    loop.run()
-    layer = loop.model.body[2]
-    assert loop.grower.merged == {"r3c0": ("lora_2",) * 3}
-    assert rank_of(layer) == 6
-    after = weights(loop.model)
-    frozen = [key for key in first if key.startswith("body") and "running" not in key]
-    assert all(
-        torch.equal(after[key], first[key]) for key in frozen if "num" not in key
-    )
-    groups = loop.optimizer.param_groups
-    adapter = list(layer.adapter.parameters())
-    assert all(sum(p is q for g in groups for q in g["params"]) == 1 for p in adapter)
-    assert layer.adapter[1].weight.abs().amax(dim=0).min() > 0, "all ranks learn"
-    wanted = outputs(loop.model)
-    model = loop.grower.finish(merge=True)
-    assert type(model.body[2]) is nn.Linear
-    torch.testing.assert_close(outputs(model), wanted)
-    held = {p for group in groups for p in group["params"]}
-    assert held.isdisjoint(adapter)
-
-
-@pytest.mark.parametrize(("name", "epochs"), [("SGD", 3), ("AdamW", 5)])
-def test_a_loop_whose_ranks_have_grown_goes_on_from_its_state(
-    name: str, epochs: int
-) -> None:
-    make_optimizer = OPTIMIZERS[name]
-    whole = raising(make_optimizer=make_optimizer).run()
-    first = raising(make_optimizer=make_optimizer).run(epochs)
-    again = resumed(saved_of(first), epochs, raising(make_optimizer=make_optimizer))
-    again.run()
-    assert same(weights(again.model), weights(whole.model))
-
-
-def test_the_first_ranks_go_on_with_the_state_of_their_seed() -> None:
-    updates = []
-    for merge in (True, False):
-        loop = merging(
-            {1: plant("r3c0", "lora_2")},
-            {"r3c0": "body.2 -> body.2"},
-            make_optimizer=OPTIMIZERS["AdamW"],
-            model=frozen_net(),
-            step=whole_batch,
-            merge=merge,
-            epochs=6,
-        ).run(3)
-        before = weights(loop.model)
-        whole_batch(loop, X, Y)
-        updates.append(outputs(loop.model))
-        assert bool(loop.grower.merged) is merge
-    del before
-    torch.testing.assert_close(updates[0], updates[1])

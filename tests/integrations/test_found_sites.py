@@ -346,15 +346,16 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
 """Networks by name, and the number of places of each kind that are found."""
 
 
-def test_the_table_of_the_page_has_these_numbers() -> None:
+def test_the_page_has_these_numbers() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text(
         encoding="utf-8"
     )
+    words = " ".join(page.split())
     for name, (_, expected) in MODELS.items():
-        numbers = " | ".join(
+        numbers = "/".join(
             str(expected.get(kind, 0)) for kind in ("residual", "widen", "lora")
         )
-        assert f"| {name} | {numbers} |" in page
+        assert f"{name} {numbers}" in words
 
 
 def life(planted: Mapping[str, str]) -> dict[int, Action]:

@@ -308,3 +308,12 @@ def test_hosts_may_be_trained_on_another_task_before() -> None:
         file = start._file_of(start._untrained(env.training[0]))
         assert file.name.startswith("half-")
         assert file.exists()
+
+
+def test_the_training_before_a_run_needs_no_setting_of_its_controller() -> None:
+    sections = {"run": {"controller": "need"}, "env": {"need_every": 1}}
+    with env_of(short(), **sections) as env:
+        env.reset(seed=3)
+    with env_of(short()) as other:
+        other.reset(seed=3)
+    assert all(map(equal, weights(env), weights(other)))

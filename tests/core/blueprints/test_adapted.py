@@ -194,7 +194,7 @@ def test_the_rank_stays_below_that_of_the_layer() -> None:
     site = training.site_by_name["r3c0"]
     recipe = BLUEPRINTS.get("transformer", "lora_2")
     rank = 0
-    while recipe.obstacle(site.place) is None:
+    while recipe.misfit(site.place) is None:
         raise_rank(training)
         rank += 2
     assert (

@@ -256,7 +256,7 @@ def test_equal_widenings_are_offered_once_by_the_name_of_the_largest(
     assert widenings(place) == offered
     units = source.units_of(0.25, layers[0])
     assert (
-        BLUEPRINTS.get("mlp", "widen_quarter").obstacle(place)
+        BLUEPRINTS.get("mlp", "widen_quarter").misfit(place)
         == f"it is {offered[0]} here: {units} more units"
     )
 
