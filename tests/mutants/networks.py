@@ -30,8 +30,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "networks are compared in the products of training",
             "esper/hosts/example.py",
-            "            full_products(),\n",
-            "",
+            "as_before(network) as gpus, full_products():",
+            "as_before(network) as gpus:",
             "tests/hosts/test_example.py::test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision",
         ),
         Fault(
