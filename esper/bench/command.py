@@ -10,8 +10,9 @@ from typing import Any, get_args
 import click
 
 from esper.bench import CASES, REMOVED
-from esper.config.given import PATH, FiniteRange
+from esper.config.given import COUNT, FILE, FiniteRange
 from esper.config.task import Optimizer, Precision
+from esper.data.names import require_task
 
 # Console width without a terminal, so that no cell wraps.
 WIDE = 200
@@ -48,11 +49,11 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
 @click.option("--device", type=DEVICE, default="auto", help="auto: all available devices.")
 @click.option("--threads", default=1, type=click.IntRange(1, 1024), help="Per operator; bars are defined for one.")
-@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
+@click.option("--rounds", default=15, show_default=True, type=COUNT, help="Max turns of each side.")
 @click.option("--seconds", default=60.0, show_default=True, type=FiniteRange(min=0), help=SECONDS_HELP)
-@click.option("--json", "json_file", type=PATH, help="Also write the results as a JSON list.")
-@click.option("--markdown", "markdown_file", type=PATH, help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=PATH, help="Also write a trace of one turn of Esper's side of each case.")
+@click.option("--json", "json_file", type=FILE, help="Also write the results as a JSON list.")
+@click.option("--markdown", "markdown_file", type=FILE, help="Also write a Markdown page.")
+@click.option("--profile", "trace_file", type=FILE, help="Also write a trace of one turn of Esper's side of each case.")
 def command(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -85,6 +86,7 @@ def command(
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
             raise InvalidInput(f"{file}: give a file in an existing folder that you can write to")
     try:
+        require_task(effort["task"])
         args = BenchArgs(
             sizes=tuple(map(parse_size, sizes)),
             devices=session.devices(device),

@@ -36,3 +36,4 @@ class FiniteRange(click.FloatRange):
 
 COUNT = click.IntRange(min=1, max=2**31 - 1)
 PATH = GivenPath(path_type=Path)
+FILE = GivenPath(path_type=Path, dir_okay=False)

@@ -190,3 +190,12 @@ def test_values_that_no_case_can_use_end_with_code_2(wrong: tuple[str, str]) -> 
     assert found.exit_code == 2, found
     assert isinstance(found.exception, SystemExit)
     assert "Error: " in found.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown", "--profile", "--task"])
+@pytest.mark.parametrize("value", ["", ".", "~nosuchuser/x", "no/where"])
+def test_odd_files_and_tasks_are_refused(option: str, value: str) -> None:
+    code, told = type_in("adamw", *QUICK, option, value)
+    assert code == 2
+    assert told.count("Error: ") == 1
+    assert "Traceback" not in told
