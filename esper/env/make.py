@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from reprlib import repr as short
 from types import MappingProxyType
 from typing import Any
 
@@ -237,7 +238,7 @@ def _configured(
             known = ["num_envs", "task", "config", "autoreset_mode", *sections, *sorted(PLAIN)]
             raise TypeError(f"got an unexpected keyword argument {name!r}; known: {', '.join(known)}")
         elif not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")
+            raise TypeError(f"{name} must be a dict of values of that section of the config, not {short(value)}")
         else:
             tables[name] |= value
     tables["env"]["n_envs"] = num_envs

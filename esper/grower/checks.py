@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import partial
 from numbers import Integral
+from reprlib import repr as short
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -84,15 +85,17 @@ def setting_of(samples: object, classes: int | None) -> Setting:
     """Reads what a loop says of its training. Raises ConfigError for a number that does not fit."""
     updates = 0
     count = samples
-    if isinstance(samples, DataLoader):
-        try:
+    try:
+        if isinstance(samples, DataLoader):
             updates = len(samples)
             count = len(samples.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            raise ConfigError("samples is a DataLoader whose data has no length; pass the number of samples") from None
+        elif isinstance(samples, Sized) and not isinstance(samples, str):
+            count = len(samples)
+    except TypeError:
+        raise ConfigError("samples is data that has no length; pass the number of samples") from None
     for name, value, least in (("samples", count, 1), ("classes", classes, 2)):
         if value is not None and (not isinstance(value, Integral) or value < least):
-            raise ConfigError(f"{name} is {value!r}; it is a number of {least} or more, or None if it is not known")
+            raise ConfigError(f"{name} is {short(value)}; it must be a number of {least} or more, or None")
     return Setting(samples=int(count or 0), updates=updates, classes=int(classes or 0))  # type: ignore[call-overload]
 
 
@@ -103,7 +106,7 @@ def check_numbers(
 ) -> None:
     """Raises ConfigError for a number that does not fit."""
     if not isinstance(horizon, Integral) or horizon < 2:
-        raise ConfigError(f"horizon is {horizon!r}; it is the number of epochs that the loop trains, at least 2")
+        raise ConfigError(f"horizon is {short(horizon)}; it is the number of epochs that the loop trains, at least 2")
     if not (math.isfinite(points) and points > 0):
         raise ConfigError(f"points is {points}; it must be positive")
     if baseline is not None and len(baseline) != horizon:
@@ -113,7 +116,7 @@ def check_numbers(
 def check_incubation(incubation: str, ranks: Ranks) -> None:
     """Raises ConfigError for a way to incubate that does not work."""
     if incubation not in ("ste", "shadow"):
-        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
+        raise ConfigError(f"incubation is {short(incubation)}; it must be 'ste' or 'shadow'")
     if incubation == "shadow" and ranks.parallel:
         raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
 

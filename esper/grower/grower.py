@@ -100,7 +100,7 @@ class Grower:
         callbacks: receive every event.
         folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
         example: a few inputs of the model, for ``sites="auto"``.
-        samples: number of training samples, or their DataLoader; None: trained agents do not know it.
+        samples: number of training samples, the data, or a DataLoader of the data; None: trained agents do not know it.
         classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
             with the first one.
         price: pp that a doubling of the parameters has to bring, as ``reward.price`` in the mode ``priced``.

@@ -32,6 +32,7 @@ from esper.hosts.seed_hook import (
     register,
 )
 from esper.hosts.sources import SitePath
+from esper.hosts.widen import shapes_of
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
 """The function that loads a grown model."""
@@ -140,35 +141,36 @@ def note_seeds(network: nn.Module) -> None:
         if old is not None and not is_note(old):
             continue  # a quantized model, which is loaded as such
         seeds = [recipe_in(model, hook) for _, _, hook in hooks_of(model) if hook.seed is not None]
-        if seeds:
-            config.quantization_config = {"needs": NEEDS, "seeds": seeds}
+        shapes = _note_widths(model, config)
+        if seeds or shapes:
+            config.quantization_config = {"needs": NEEDS, "seeds": seeds, "shapes": shapes}
         elif old is not None:
             del config.quantization_config
-        if not seeds:
-            _note_widths(model, config)
 
 
-def _note_widths(model: nn.Module, config: Any) -> None:
-    """Gives the ``config`` of a model whose seeds have all merged the width that its layers have now.
+def _note_widths(model: nn.Module, config: Any) -> dict[str, list[int]]:
+    """Gives the ``config`` of a model with merged seeds the width that its layers have now, if it can.
 
     A config has one width for all blocks: the entry is looked for with which the model's class makes layers of these
-    shapes. Without such an entry the config stays, and ``from_pretrained`` of transformers refuses the shapes.
+    shapes. Without such an entry the config stays. Returns the shapes, by name, that the class does not make of it.
     """
-    shapes = {name: p.shape for name, p in model.named_parameters()}
     made = _made_shapes(model, config)
+    shapes = {name: shape for name, shape in shapes_of(model).items() if name in made}
+    wider = {name: list(shape) for name, shape in shapes.items() if shape != made[name]}
     pairs = set()
-    for name, shape in shapes.items():
-        pairs |= {(a, b) for a, b in zip(made.get(name, shape), shape, strict=False) if a != b}
+    for name, shape in wider.items():
+        pairs |= {(a, b) for a, b in zip(made[name], shape, strict=True) if a != b}
     if len(pairs) != 1:
-        return  # the same shapes, or several widths
+        return wider  # the same shapes, or several widths
     before, after = pairs.pop()
     for key, value in config.to_dict().items():
         if value != before and key not in UNSET_WIDTHS:
             continue
         setattr(config, key, after)
         if _made_shapes(model, config) == shapes:
-            return
+            return {}
         setattr(config, key, value)
+    return wider
 
 
 UNSET_WIDTHS = ("n_inner",)
@@ -183,7 +185,7 @@ def _made_shapes(model: nn.Module, config: Any) -> dict[str, torch.Size]:
             new = make(copy.deepcopy(config))
     except Exception:  # whatever a config or a class runs into
         return {}
-    return {name: p.shape for name, p in new.named_parameters()}
+    return shapes_of(new)
 
 
 def _warn_unnoted(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoConfig
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -13,6 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from esper.config import ConfigError
 from esper.hosts.seed_state import add_seed, is_note, note_seeds
+from esper.hosts.widen import resize
 
 METHOD = "esper"
 
@@ -27,17 +29,20 @@ def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
     note: Any = getattr(config, "quantization_config", None)
     if not is_note(note):
         raise ConfigError(f"nothing has grown in {source}: load it by {model_class.__name__}.from_pretrained")
-    config.quantization_config = {"quant_method": METHOD, "seeds": note["seeds"]}
+    config.quantization_config = {**note, "quant_method": METHOD}
     return model_class.from_pretrained(source, config=config, **options)
 
 
 @register_quantization_config(METHOD)
 @dataclass
 class SeedsConfig(QuantizationConfigMixin):
-    """The seeds of a saved model, as its config has them."""
+    """What has grown in a saved model, as its config says."""
 
     quant_method: Any = METHOD
+    needs: str = ""
     seeds: list[dict[str, Any]] = field(default_factory=list)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    """Shapes of the tensors that merged seeds have widened, by name."""
 
 
 @register_quantizer(METHOD)
@@ -48,6 +53,7 @@ class SeedsLoader(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_more: Any) -> nn.Module:
         config: Any = self.quantization_config
+        resize(model, {name: torch.Size(shape) for name, shape in config.shapes.items()})
         for seed in config.seeds:
             add_seed(model, seed)
         return model

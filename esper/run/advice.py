@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -106,9 +107,9 @@ def advise(
     """
     _check(samples=samples, classes=classes, epochs=epochs, batch_size=batch_size)
     if not learning_rate > 0 or not math.isfinite(learning_rate):
-        raise ConfigError(f"learning_rate is {learning_rate!r}; it must be a positive number")
+        raise ConfigError(f"learning_rate is {short(learning_rate)}; it must be a positive number")
     if not price >= 0 or not math.isfinite(price):
-        raise ConfigError(f"price is {price!r}; it must be a number of pp, 0 or more")
+        raise ConfigError(f"price is {short(price)}; it must be a number of pp, 0 or more")
     found = _widenings(model, example, sites)
     parameters = sum(p.numel() for p in model.parameters())
     around = sum(site.blueprints[DOUBLED].parameters for site in found)
@@ -150,7 +151,7 @@ def _check(**counts: int) -> None:
     for name, count in counts.items():
         least = 2 if name == "classes" else 1
         if not isinstance(count, Integral) or count < least:
-            raise ConfigError(f"{name} is {count!r}; it must be a number of {least} or more")
+            raise ConfigError(f"{name} is {short(count)}; it must be a number of {least} or more")
 
 
 def _widenings(model: nn.Module, example: Any, sites: Sequence[str] | None) -> list[FoundSite]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from reprlib import repr as short
 
 import numpy as np
 import torch
@@ -58,14 +59,14 @@ def accepted_seed(seed: object) -> int | None:
         return None
     if isinstance(seed, list | tuple):
         raise ValueError(
-            f"this env takes one run seed, from which each of its envs derives its own, not seed={seed!r}; pass an int"
+            f"this env takes one run seed, from which its envs derive their own, not seed={short(seed)}; pass an int"
         )
     try:
         number = operator.index(seed)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}") from None
+        raise ValueError(f"the seed must be an integer of 0 or more, not {short(seed)}") from None
     if number < 0:
-        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}")
+        raise ValueError(f"the seed must be an integer of 0 or more, not {short(seed)}")
     return number
 
 

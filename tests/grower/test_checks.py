@@ -94,8 +94,17 @@ def test_impossible_arguments_are_refused_before_training() -> None:
     refused("not a torch.optim.Optimizer", optimizer=model)
     refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
     refused("'ste' or 'shadow'", incubation="own")
+    refused(r"samples is '9'; it must be a number of 1", samples="9")
+    refused("samples is data that has no length", samples=torch.tensor(9))
+    refused(r"classes is \[0, 1, 2, 3, 4, 5, ...\]; it", classes=list(range(99)))
     refused("the model is compiled", model=torch.compile(model))
     refused("use DistributedDataParallel", model=nn.DataParallel(model))
+
+
+def test_samples_are_counted_in_any_data_with_a_length() -> None:
+    for samples in (50, torch.zeros(50, 3), [{"x": 1}] * 50, range(50)):
+        loop = Loop(samples=samples)
+        assert loop.grower._setting.samples == 50
 
 
 def test_features_that_no_seed_fits_are_refused_in_the_first_batch() -> None:

@@ -232,3 +232,21 @@ def test_blocks_of_different_widths_are_refused_by_others_and_loaded_by_esper(
     network.save_pretrained(tmp_path)
     with pytest.raises((RuntimeError, ValueError)):
         GPT2LMHeadModel.from_pretrained(tmp_path)
+    back = from_pretrained(GPT2LMHeadModel, tmp_path).eval()
+    assert torch.equal(back(IDS).logits, network(IDS).logits)
+    back.save_pretrained(tmp_path / "again")
+    again = from_pretrained(GPT2LMHeadModel, tmp_path / "again").eval()
+    assert torch.equal(again(IDS).logits, network(IDS).logits)
+
+
+def test_a_kept_seed_beside_wider_layers_is_saved_with_both(tmp_path: Path) -> None:
+    def wider() -> Any:
+        sites = {"r2c0": WIDEN[gpt2].format(0, 0)}
+        return merged(gpt2, sites, {0: plant("r2c0", "widen_half")})
+
+    PATHS[wider] = PATHS[gpt2]
+    _, grower = grown(wider)
+    network: Any = grower.finish().eval()
+    network.save_pretrained(tmp_path)
+    back = from_pretrained(GPT2LMHeadModel, tmp_path).eval()
+    assert torch.equal(back(IDS).logits, network(IDS).logits)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from types import FunctionType
 from typing import Any
 
@@ -233,7 +234,7 @@ class BlueprintRegistry:
             return self.copy()
         if not isinstance(blueprints, BlueprintRegistry):
             raise ConfigError(
-                f"blueprints is {blueprints!r}; expected a BlueprintRegistry. Names are chosen by "
+                f"blueprints is {short(blueprints)}; expected a BlueprintRegistry. Names are chosen by "
                 'config={"env": {"blueprints": [...]}}'
             )
         return blueprints.copy()
