@@ -1,4 +1,4 @@
-"""Models of transformers, made small from their configs, grow and stay what they are: the list of docs/trainers.md."""
+"""Models of transformers, made small from their configs, grow and stay what they are: the list of docs/transformers.md."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def check_generation(network: Any, batch: dict[str, Any]) -> None:
 
 
 def test_the_table_lists_the_models_that_are_tried_here() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "trainers.md").read_text(
+    page = (Path(__file__).resolve().parents[2] / "docs" / "transformers.md").read_text(
         encoding="utf-8"
     )
     listed = page.split("## Models of transformers", 1)[1].partition("\n\n")[2]

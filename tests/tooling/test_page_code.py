@@ -13,10 +13,13 @@ import pytest
 from tests.selection import slow_except
 from tests.tooling.test_docs import CLI, ROOT, WITH_PYTHON, blocks, named
 
-START = ROOT / "docs" / "quickstart.md"
-QUICK = [START, ROOT / "docs" / "trainers.md"]
+START = ROOT / "docs" / "policies.md"
+QUICK = [START, ROOT / "docs" / "quickstart.md", ROOT / "docs" / "lightning.md"]
 """Pages whose code runs in the default suite; that of the others takes longer and runs in the slow one."""
-NEEDS = {"trainers.md": ("lightning", "transformers", "accelerate")}
+NEEDS = {
+    "lightning.md": ("lightning",),
+    "transformers.md": ("transformers", "accelerate"),
+}
 """Libraries of the extra `integrations` that the code of a page imports."""
 SHIM = """
 import importlib.util
