@@ -15,7 +15,7 @@ from esper.bench.case import BenchArgs, BenchPair, Case, Size, dtype_name
 from esper.hosts.zoo import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
-from esper.ops.grad_stats import grad_stats
+from esper.ops.grad_stats import VANISHING_NORM, grad_stats
 from esper.ops.norm_relu_pool import NormReluPool
 from esper.ops.optimizer import SGD, AdamW, FusedOptimizer, step_all
 from esper.ops.stage_batch import normalisation_table, stage_images
@@ -193,7 +193,7 @@ def public_statistics(gradients: Sequence[Tensor], joined: bool = True) -> Tenso
     norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
     sum_sq = norms.square().sum()
     norm = sum_sq.sqrt()
-    vanishing = (norms < 1e-7).sum()
+    vanishing = (norms < VANISHING_NORM).sum()
     exploding = ((norms > 10.0) | ~norms.isfinite()).sum()
 
     parts = gradients

@@ -19,6 +19,7 @@ from esper.grower.gradients import BackwardWatch, GradStash, Ranks, clip_seeds, 
 from esper.grower.stepping import (
     SLOT,
     Group,
+    arguments_of,
     follow_schedules,
     free_labels,
     has_torch_schedule,
@@ -38,9 +39,6 @@ from esper.grower.stepping import (
 )
 from esper.hosts.sources import SitePath
 from esper.training.metrics import HOST, SeedGradientCollector
-
-FOLLOWED = ("betas", "momentum")
-"""Options of a layer's group that schedules may change, as OneCycleLR does, and that its seeds follow."""
 
 LOOKS = 4  # steps of an epoch after which changed options are looked for, as that costs time
 
@@ -203,6 +201,9 @@ class SeedGroups:
         self._stash = GradStash()
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
+        self._followed = arguments_of(self.optimizer)
+        self._decaying: set[str] = set()
+        """Slots of seeds that decay as their layers do."""
         self._counters: set[str] = set()
         self._looks = 0
         self._options: dict[str, Any] = {}
@@ -247,7 +248,10 @@ class SeedGroups:
         leader = self._matcher.group(name)
         group = inherited(leader, self._counters, self.optimizer.defaults)
         group[SLOT] = self._labels[name]
-        group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.options.weight_decay
+        group["weight_decay"] = self.options.weight_decay
+        if as_its_layer:
+            self._decaying.add(name)
+            group["weight_decay"] = leader.get("weight_decay", 0.0)
         parameters = [p for _, p in named]
         group["params"] = named if "param_names" in leader else list(parameters)
         self.ages[name] = 0
@@ -265,6 +269,7 @@ class SeedGroups:
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
         gone = self.groups[name]
+        self._decaying.discard(name)
         self.learning = tuple(other for other in self.learning if other != name)
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
         del self.ages[name]
@@ -405,7 +410,10 @@ class SeedGroups:
             leader = self._matcher.group(name)
             if leader["lr"] is not None:
                 _set_rate(group, self.options.rate(leader["lr"], self.ages[name]))
-            group.update({key: leader[key] for key in FOLLOWED if key in leader})
+            followed = self._followed
+            if name in self._decaying:
+                followed = (*followed, "weight_decay")
+            group.update({key: leader[key] for key in followed if key in leader})
 
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import warnings
 from collections import defaultdict
@@ -438,6 +439,16 @@ def inherited(
         elif key in defaults:
             group[key] = copy.deepcopy(defaults[key])
     return group
+
+
+def arguments_of(optimizer: Optimizer) -> tuple[str, ...]:
+    """Returns the options of groups that an optimizer's class takes as arguments, and seeds inherit.
+
+    Loops and schedules change these, as OneCycleLR does betas. The others are an optimizer's own, such as counters.
+    """
+    arguments = inspect.signature(type(optimizer).__init__).parameters
+    options = set().union(*optimizer.param_groups)
+    return tuple(key for key in arguments if key in options and key not in NOT_INHERITED)
 
 
 def marked(group: Group) -> dict[str, Any]:

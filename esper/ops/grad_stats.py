@@ -7,6 +7,8 @@ from torch import Tensor
 
 from esper.ops import _native
 
+VANISHING_NORM = 1e-7
+"""L2 norm below which a gradient vanishes, near float32's epsilon; compiled into the kernels (csrc/grad_stats.h)."""
 # Columns of `GradStats.fields`, in the order of csrc/grad_stats.h.
 FIELDS = (
     "sum_sq",
@@ -53,7 +55,7 @@ class GradStats:
     ``elements``  number of elements of these gradients
     ``min_norm``  smallest L2 norm of one gradient; NaN if one is NaN; 0 without gradients
     ``max_norm``  largest L2 norm of one gradient, likewise
-    ``vanishing`` gradients with norm < 1e-7
+    ``vanishing`` gradients with norm < ``VANISHING_NORM``, 1e-7
     ``exploding`` gradients with norm > ``exploding_norm`` or not finite
     ``nan``       NaN elements
     ``inf``       infinite elements

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from esper.core.action import Op
 from esper.grower.optimizer import ParamGroupMatcher
 from esper.hosts.sources import SitePath
+from esper.ops.optimizer import AdamW
 from tests.grower.loops import (
     GROW,
+    LENIENT,
     Loop,
     Net,
     net,
     plain,
+    plant,
     same,
     script,
     shadowed,
@@ -105,6 +108,38 @@ def test_a_seed_has_the_rate_of_its_layer_at_every_step(factor: float) -> None:
         head, body, *seeds = [group["lr"] for group in loop.optimizer.param_groups]
         assert head == pytest.approx(3 * body)
         assert seeds == pytest.approx([factor * body] * len(seeds))
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (torch.optim.SGD, {"momentum": 0.5, "dampening": 0.1}),
+        (torch.optim.AdamW, {"betas": (0.5, 0.6), "eps": 1e-3}),
+        (torch.optim.RMSprop, {"alpha": 0.7, "eps": 1e-3}),
+        (torch.optim.NAdam, {"momentum_decay": 0.1, "eps": 1e-3}),
+        (AdamW, {"betas": (0.5, 0.6), "eps": 1e-3}),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_seed_has_the_options_that_a_loop_gives_its_layer(
+    make: Any, changes: dict[str, Any], at_once: bool
+) -> None:
+    """A seed that is tried keeps a decay of its own; one that is a part of the model at once decays as its layer."""
+    config = LENIENT.with_values(env={"at_once": at_once})
+    sites = {"r2c0": "body.0 -> body.2"}
+    action = plant("r2c0", "widen_whole")
+    loop = Loop(
+        lambda p: make(p, lr=0.01),
+        controller=script({0: action}),
+        sites=sites,
+        config=config,
+    ).run(2)
+    *of_layers, seed = loop.optimizer.param_groups
+    for group in of_layers:
+        group.update(changes, weight_decay=0.25)
+    loop.run(1)
+    assert {key: seed[key] for key in changes} == changes
+    assert seed["weight_decay"] == (0.25 if at_once else 0.0)
 
 
 def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:

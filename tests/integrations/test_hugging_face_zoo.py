@@ -1,4 +1,4 @@
-"""Models of transformers, made small from their configs, grow and stay what they are: the list of docs/transformers.md."""
+"""Models of transformers, small ones, grow and stay what they are: the list of docs/transformers.md."""
 
 from __future__ import annotations
 

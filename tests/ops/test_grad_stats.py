@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from esper.ops.grad_stats import FIELDS, VANISHING_NORM, GradStats, grad_stats
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.twins import grad_stats_twin
@@ -66,6 +66,12 @@ def assert_equals_twin(
     expected = grad_stats_twin(on_cpu, max_norm, exploding_norm)
     for own, twin in zip((stats.fields, stats.norms), expected, strict=True):
         torch.testing.assert_close(own.cpu(), twin, rtol=RTOL, atol=0, equal_nan=True)
+
+
+def test_gradients_vanish_below_the_documented_norm() -> None:
+    norms = [VANISHING_NORM * factor for factor in (0.0, 0.999, 1.001, 2.0)]
+    stats = grad_stats([[torch.tensor([norm])] for norm in norms], 1.0, 10.0)
+    assert stats.vanishing.tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.finding("M7")
