@@ -97,7 +97,7 @@ class GateConfig(Section):
     trial_standard_errors: NonNegative = 1.0
     """G2, permissive: max drop of the trial accuracy below the accuracy without the seed, in paired standard errors."""
     vanishing_weight: Fraction = 0.5
-    """Gradient health lost if all gradient tensors of the seed vanish: their norm is below 1e-7, which is no setting."""
+    """Gradient health lost if all gradient tensors of the seed vanish: their norm is below 1e-7, a constant."""
     exploding_weight: Fraction = 0.8
     """Gradient health lost if all of them explode, see task.exploding_gradient."""
     gradient_ratio_decay: Fraction = 0.9
