@@ -35,6 +35,7 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
     env.backend.host.drop_unkept()
     warn_unmerged(finish(grower.hooks, optimizer, grower.merger.watch))
     env.close()
+    grower.ended = True
     parameters = sum(p.numel() for p in grower.model.parameters())
     grower.record.summary = replace(summary, parameters=parameters)
     if grower.log is not None:
@@ -42,7 +43,10 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
 
 
 def discard(grower: Grower) -> None:
-    """Removes all seeds and hooks of a loop from its model and its optimizer."""
+    """Removes all seeds and hooks of a loop from its model and its optimizer; does nothing after the end of growth."""
+    if grower.ended:
+        return
+    grower.ended = True
     for site in grower.hooks.sites.values():
         if site.seed is not None:
             site.remove()

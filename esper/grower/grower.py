@@ -155,6 +155,8 @@ class Grower:
         self.points = points
         self.started = False
         """Whether the controller acted before the first epoch."""
+        self.ended = False
+        """Whether growth was finished or closed."""
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         controller, config = asked(controller, config, self.paths, self._setting, merge, price)
         self.config = resolved(config, horizon - 1)
@@ -196,6 +198,7 @@ class Grower:
 
         ``evaluate``, TypeError and ValueError as in :meth:`step`; RuntimeError if anything was trained before.
         """
+        require_open(self)
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
         self.config = resolved(self.config, self.horizon)  # one more decision
@@ -214,6 +217,7 @@ class Grower:
             RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
             TypeError, ValueError: ``evaluate`` returned something else than finite scores.
         """
+        require_open(self)
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
         require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
@@ -225,6 +229,7 @@ class Grower:
         ``loss`` computes the loss of the batch with the model, scaled as the loop scales it. It is called once for each
         incubating seed, with the seed blended in at its target alpha, and only the seed gets gradients.
         """
+        require_open(self)
         if self.incubation != "shadow":
             raise RuntimeError("grower.incubate() needs incubation='shadow'; with 'ste' seeds learn in the loop's pass")
         self._incubated = True
@@ -245,6 +250,7 @@ class Grower:
         """
         from esper.grower.need import measure_need  # few loops measure it
 
+        require_open(self)
         env = self._opened()
         needs = measure_need(self.hooks, first, second)
         env.note_needs(needs)
@@ -252,6 +258,7 @@ class Grower:
 
     def follow(self, average: nn.Module) -> None:
         """Lets a later ``average`` of the weights use the seeds. Raises ConfigError for one of another network."""
+        require_open(self)
         self.hooks.follow(network_of(average, self.model))
 
     def summary(self) -> GrowthSummary:
@@ -268,10 +275,11 @@ class Grower:
         widenings more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones,
         with their state; a warning says which seeds stay, and why. With ``quiet``, nothing is printed.
 
-        Raises RuntimeError if :meth:`step` was never called.
+        Raises RuntimeError if :meth:`step` was never called, or growth has ended.
         """
         from esper.grower.finish import end_growth
 
+        require_open(self)
         end_growth(self, self.groups.optimizer if merge else None)
         if self._first and not quiet:
             print(self.summary())
@@ -349,6 +357,12 @@ class Grower:
         if saved is None and self.log is not None:
             self.log.start(env, tuple(self.record.names[slot] for slot in env.action_spec.slots))
         return env
+
+
+def require_open(grower: Grower) -> None:
+    """Raises RuntimeError after the end of growth."""
+    if grower.ended:
+        raise RuntimeError("growth has ended by grower.finish() or grower.close(): make a new Grower to grow on")
 
 
 def _decide(

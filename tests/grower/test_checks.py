@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.grower.grower import Grower
-from tests.grower.loops import SITES, Loop, Net, net, scores
+from tests.grower.loops import SITES, Loop, Net, net, scores, weights
 
 
 def test_a_step_without_training_and_one_too_many_are_refused() -> None:
@@ -125,3 +127,25 @@ def test_a_submodule_that_never_runs_is_named() -> None:
     loop.train()
     with pytest.raises(ConfigError, match=r"slot r0c1 \(idle\)"):
         loop.grower.step(scores)
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_after_its_end_a_grower_only_tells_what_grew(end: str) -> None:
+    loop = Loop().run(11)
+    grower = loop.grower
+    getattr(grower, end)()
+    told, state = str(grower.summary()), weights(loop.model)
+    loop.train()
+    for call in (
+        partial(grower.step, scores),
+        partial(grower.start, scores),
+        grower.finish,
+        partial(grower.incubate, torch.zeros),
+        partial(grower.measure_need, torch.zeros, torch.zeros),
+        partial(grower.follow, copy.deepcopy(loop.model)),
+    ):
+        with pytest.raises(RuntimeError, match="growth has ended"):
+            call()
+    grower.close()
+    assert str(grower.summary()) == told
+    assert weights(loop.model).keys() == state.keys()
