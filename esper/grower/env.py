@@ -53,11 +53,18 @@ def require_reached(hooks: SiteHooks) -> None:
         )
 
 
+def require_open(groups: SeedGroups) -> None:
+    """Raises RuntimeError after the end of growth."""
+    if groups.closed:
+        raise RuntimeError("growth has ended by grower.finish() or grower.close(): make a new Grower to grow on")
+
+
 def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
     """Raises RuntimeError if the model or a seed was not trained since the last decision.
 
     ``steps_before`` is the number of the optimizer's steps then; ``incubated`` whether shadow losses were given.
     """
+    require_open(groups)
     if groups.steps == steps_before:
         raise RuntimeError(
             "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "

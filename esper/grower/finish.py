@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.core.blueprints.adapted import merge_adapters
+from esper.grower.env import require_open
 from esper.grower.merging import OptimizerWatch, merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.grower.summary import env_of, summary_of
@@ -30,12 +31,12 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
 
     Raises RuntimeError if the loop never stepped.
     """
+    require_open(grower.groups)
     summary = summary_of(grower)
     env = env_of(grower)
     env.backend.host.drop_unkept()
     warn_unmerged(finish(grower.hooks, optimizer, grower.merger.watch))
     env.close()
-    grower.ended = True
     parameters = sum(p.numel() for p in grower.model.parameters())
     grower.record.summary = replace(summary, parameters=parameters)
     if grower.log is not None:
@@ -44,14 +45,14 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
 
 def discard(grower: Grower) -> None:
     """Removes all seeds and hooks of a loop from its model and its optimizer; does nothing after the end of growth."""
-    if grower.ended:
+    if grower.groups.closed:
         return
-    grower.ended = True
     for site in grower.hooks.sites.values():
         if site.seed is not None:
             site.remove()
             grower.groups.remove(site.name)
     grower.hooks.remove()
+    grower.groups.close()
     grower.merger.close()
     if grower.log is not None:
         grower.log.claim.close()

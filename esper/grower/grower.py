@@ -28,7 +28,7 @@ from esper.grower.checks import (
     resolved,
     setting_of,
 )
-from esper.grower.env import LoopEnv, first_choices, probe_untrained, require_reached, require_trained
+from esper.grower.env import LoopEnv, first_choices, probe_untrained, require_open, require_reached, require_trained
 from esper.grower.gradients import plain_model
 from esper.grower.layouts import infer_layouts
 from esper.grower.merging import LoopMerger
@@ -83,8 +83,7 @@ class Grower:
         scheduler: the learning-rate schedules of ``optimizer``; a custom schedule needs an attribute ``optimizer``.
             None: a schedule that shows is an error; (): the loop sets rates by itself.
         scaler: the ``torch.amp.GradScaler`` that scales the loop's losses.
-        averages: averages of the model's weights, such as torch's ``AveragedModel``, or copies that the loop averages:
-            they use the model's seeds, and get copies of the kept seeds. :meth:`follow` adds later averages.
+        averages: averages of the model's weights, such as ``AveragedModel``, which get copies of kept seeds, too.
         lr_factor: learning rate of a seed in units of that of its layer's parameter group.
         warmup_steps: number of steps after planting over which the rate of a seed rises from near zero.
         weight_decay: of seeds.
@@ -92,8 +91,7 @@ class Grower:
             and controllers compare percentage points.
         governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
             a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
-        baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
-            None: the scores of this model without its seeds.
+        baseline: scores of a loop without growth after each epoch; None: those of this model without its seeds.
         config: thresholds of gates, limits on seeds and the run seed, as a TrainingConfig or its tables in dicts.
             Unless ``env.at_once`` is false, seeds that are zero at birth, such as widenings, are kept at once.
         blueprints: what seeds can be; None: the built-in blueprints.
@@ -155,8 +153,6 @@ class Grower:
         self.points = points
         self.started = False
         """Whether the controller acted before the first epoch."""
-        self.ended = False
-        """Whether growth was finished or closed."""
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         controller, config = asked(controller, config, self.paths, self._setting, merge, price)
         self.config = resolved(config, horizon - 1)
@@ -198,7 +194,6 @@ class Grower:
 
         ``evaluate``, TypeError and ValueError as in :meth:`step`; RuntimeError if anything was trained before.
         """
-        require_open(self)
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
         self.config = resolved(self.config, self.horizon)  # one more decision
@@ -217,7 +212,6 @@ class Grower:
             RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
             TypeError, ValueError: ``evaluate`` returned something else than finite scores.
         """
-        require_open(self)
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
         require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
@@ -229,7 +223,6 @@ class Grower:
         ``loss`` computes the loss of the batch with the model, scaled as the loop scales it. It is called once for each
         incubating seed, with the seed blended in at its target alpha, and only the seed gets gradients.
         """
-        require_open(self)
         if self.incubation != "shadow":
             raise RuntimeError("grower.incubate() needs incubation='shadow'; with 'ste' seeds learn in the loop's pass")
         self._incubated = True
@@ -250,7 +243,6 @@ class Grower:
         """
         from esper.grower.need import measure_need  # few loops measure it
 
-        require_open(self)
         env = self._opened()
         needs = measure_need(self.hooks, first, second)
         env.note_needs(needs)
@@ -258,7 +250,7 @@ class Grower:
 
     def follow(self, average: nn.Module) -> None:
         """Lets a later ``average`` of the weights use the seeds. Raises ConfigError for one of another network."""
-        require_open(self)
+        require_open(self.groups)
         self.hooks.follow(network_of(average, self.model))
 
     def summary(self) -> GrowthSummary:
@@ -279,7 +271,6 @@ class Grower:
         """
         from esper.grower.finish import end_growth
 
-        require_open(self)
         end_growth(self, self.groups.optimizer if merge else None)
         if self._first and not quiet:
             print(self.summary())
@@ -349,6 +340,7 @@ class Grower:
 
         ``saved`` are the sizes with which a saved Grower began; None for a new one.
         """
+        require_open(self.groups)
         if self.env is not None:
             return self.env
         self.env = env = _env_of(self, saved)
@@ -357,12 +349,6 @@ class Grower:
         if saved is None and self.log is not None:
             self.log.start(env, tuple(self.record.names[slot] for slot in env.action_spec.slots))
         return env
-
-
-def require_open(grower: Grower) -> None:
-    """Raises RuntimeError after the end of growth."""
-    if grower.ended:
-        raise RuntimeError("growth has ended by grower.finish() or grower.close(): make a new Grower to grow on")
 
 
 def _decide(

@@ -201,14 +201,13 @@ class SeedGroups:
         self._stash = GradStash()
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
-        self._followed = arguments_of(self.optimizer)
-        self._decaying: set[str] = set()
-        """Slots of seeds that decay as their layers do."""
+        self._followed: dict[str, tuple[str, ...]] = {}
         self._counters: set[str] = set()
         self._looks = 0
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
-        self._closed = False
+        self.closed = False
+        """Whether growth has ended."""
         self._scheduled = scheduler is not None
         self._rates: list[Any] | None = None
         show_host_groups(self.optimizer, scheduler or ())
@@ -248,10 +247,8 @@ class SeedGroups:
         leader = self._matcher.group(name)
         group = inherited(leader, self._counters, self.optimizer.defaults)
         group[SLOT] = self._labels[name]
-        group["weight_decay"] = self.options.weight_decay
-        if as_its_layer:
-            self._decaying.add(name)
-            group["weight_decay"] = leader.get("weight_decay", 0.0)
+        group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.options.weight_decay
+        self._followed[name] = arguments_of(self.optimizer) + ("weight_decay",) * as_its_layer
         parameters = [p for _, p in named]
         group["params"] = named if "param_names" in leader else list(parameters)
         self.ages[name] = 0
@@ -269,10 +266,9 @@ class SeedGroups:
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
         gone = self.groups[name]
-        self._decaying.discard(name)
         self.learning = tuple(other for other in self.learning if other != name)
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
-        del self.ages[name]
+        del self.ages[name], self._followed[name]
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
             self._stash.drop([parameter])
@@ -327,7 +323,7 @@ class SeedGroups:
 
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
-        self._closed = True
+        self.closed = True
         free_labels(self.optimizer, self)
         self._backward.stop()
         self._stash.drop()
@@ -344,7 +340,7 @@ class SeedGroups:
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Prepares a step. Returns its arguments with another closure, if it has one."""
         self._follow_rates()
-        if self._closed:
+        if self.closed:
             return None
         if not self._scheduled:
             rates = rates_of(self.optimizer)
@@ -374,7 +370,7 @@ class SeedGroups:
         """Clears the gradients of seeds, which ``model.zero_grad()`` does not reach, and notes counters."""
         for name in self.learning:
             self.ages[name] += 1
-        if self._closed:
+        if self.closed:
             return
         for parameters in self._parameters.values():
             _clear(parameters)
@@ -410,10 +406,7 @@ class SeedGroups:
             leader = self._matcher.group(name)
             if leader["lr"] is not None:
                 _set_rate(group, self.options.rate(leader["lr"], self.ages[name]))
-            followed = self._followed
-            if name in self._decaying:
-                followed = (*followed, "weight_decay")
-            group.update({key: leader[key] for key in followed if key in leader})
+            group.update({key: leader[key] for key in self._followed[name] if key in leader})
 
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""

@@ -495,8 +495,4 @@ def table_of(sites: Sequence[FoundSite]) -> list[str]:
     """Returns lines of a table of ``sites`` for people."""
     rows = rows_of(sites)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = map(str.ljust, row, widths)
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

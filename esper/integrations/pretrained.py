@@ -36,7 +36,7 @@ def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
 @register_quantization_config(METHOD)
 @dataclass
 class SeedsConfig(QuantizationConfigMixin):
-    """What has grown in a saved model, as its config says."""
+    """The growth of a saved model, as its config describes it."""
 
     quant_method: Any = METHOD
     needs: str = ""

@@ -199,12 +199,25 @@ def step_all(
     Raises:
         ValueError: an option that the optimizers lack; with a coefficient for each optimizer, different numbers of
             groups.
-        RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
+        RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters, or sparse ones.
     """
     for step in gathered(optimizers):
         if clip_coef is not None and len(clip_coef) != len(step.rates):
             clip_coef = _of_groups(clip_coef, optimizers)
-        step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
+        try:
+            step.operator(*step.arguments(clip_coef, grad_scale, found_inf))
+        except NotImplementedError:
+            _require_dense(optimizers)
+            raise
+
+
+def _require_dense(optimizers: Sequence[Optimizer]) -> None:
+    """Raises RuntimeError if a gradient is sparse."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"]):
+                name = type(optimizer).__name__
+                raise RuntimeError(f"{name} does not step sparse gradients; torch.optim.SparseAdam does") from None
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,7 @@ def test_after_its_end_a_grower_only_tells_what_grew(end: str) -> None:
     loop.train()
     for call in (
         partial(grower.step, scores),
-        partial(grower.start, scores),
         grower.finish,
-        partial(grower.incubate, torch.zeros),
         partial(grower.measure_need, torch.zeros, torch.zeros),
         partial(grower.follow, copy.deepcopy(loop.model)),
     ):

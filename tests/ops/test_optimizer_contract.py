@@ -225,3 +225,12 @@ def test_arguments_by_position_are_those_of_torch() -> None:
         ValueError, match=r"got dampening=0\.5, and Esper's SGD only does"
     ):
         SGD([weight], 0.1, 0.9, 0.5)
+
+
+@BOTH
+def test_sparse_gradients_are_refused(kind: Any) -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = kind(table.parameters(), 0.1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        optimizer.step()
