@@ -16,7 +16,7 @@ from esper.config import ConfigError
 from esper.core.action import ActionSpec
 from esper.core.blend import gate_parameters
 from esper.core.blueprints import Blueprint, BlueprintRegistry, choose
-from esper.core.blueprints.source import widening_obstacle, width_at
+from esper.core.blueprints.source import SHARES, widening_obstacle, width_at
 from esper.core.place import Features, Place
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices, never_shrinks
@@ -34,6 +34,7 @@ class BlueprintCatalog:
         places: the sites of the host.
         registry: the recipes by topology and name.
         spec: names of the slots, and of the blueprints that may be planted.
+        widest: max units of a layer that widens; None: there is no limit but the budget.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class BlueprintCatalog:
         places: Sequence[Place],
         registry: BlueprintRegistry,
         spec: ActionSpec,
+        widest: int | None = None,
     ) -> None:
+        self.widest = widest
         self.topology = topology
         self.places = places
         self.registry = registry
@@ -55,12 +58,13 @@ class BlueprintCatalog:
         """Blueprints whose seeds are added to features whatever the blend style, [B]."""
         self._seeds = []
         """The seeds that could be planted in the layers as they are."""
-        self._costs: dict[Hashable, float] = {}
-        """Operations of seeds, by slot, blueprint, layers and features."""
+        self._costs: dict[Hashable, tuple[float, int]] = {}
+        """Operations of seeds, by slot, blueprint or family, layers and features: those of a body, and its size."""
         for s, b, recipe, place in self._offered():
             self.at_once[b] |= recipe.at_once
             self.only_added[b] |= recipe.only_added
-            if recipe.misfit(place) is None:
+            narrow = widest is None or width_at(place) * (1 + SHARES.get(recipe.name, 0)) <= widest
+            if narrow and recipe.misfit(place) is None:
                 self._seeds.append((s, b, recipe, place))
 
     @classmethod
@@ -121,7 +125,7 @@ class BlueprintCatalog:
 
     def at(self, places: Sequence[Place]) -> BlueprintCatalog:
         """Returns the catalog of the same seeds at ``places``, whose layers have grown."""
-        catalog = BlueprintCatalog(self.topology, places, self.registry, self.spec)
+        catalog = BlueprintCatalog(self.topology, places, self.registry, self.spec, self.widest)
         catalog._costs = self._costs  # merges change the layers of few places
         return catalog
 
@@ -134,11 +138,12 @@ class BlueprintCatalog:
         # One pass shows the operations of the host and the features at every place.
         with seeded(0), counting() as counter:
             features = features_at(host, sample)
+        sizes = self.parameters()
         return Choices(
             host_parameters=host.parameter_count,
             host_flops=counter.get_total_flops() / len(sample),
-            parameters=self.parameters(),
-            flops=self.flops(features),
+            parameters=sizes,
+            flops=self.flops(features, sizes),
             widths=self.widths(),
             kinds=kinds,
             **shrinkable_at(host, self.spec.slots),
@@ -161,10 +166,11 @@ class BlueprintCatalog:
         by_name = {place.name: width_at(place) for place in self.places}
         return np.array([by_name[slot] for slot in self.spec.slots], dtype=np.int64)
 
-    def flops(self, features: Mapping[str, Features]) -> Floats:
+    def flops(self, features: Mapping[str, Features], sizes: Ints) -> Floats:
         """Returns the operations of a forward pass of each blueprint's body in each slot, a sample, [S, B].
 
-        ``features`` are those of a pass at each slot. A body that cannot run there counts as 0: it cannot be planted.
+        ``features`` are those of a pass at each slot, ``sizes`` the numbers of parameters, [S, B].
+        A body that cannot run there counts as 0: it cannot be planted.
         """
         flops = np.zeros((len(self.spec.slots), len(self.spec.blueprints)))
         for s, b, recipe, place in self._seeds:
@@ -172,10 +178,11 @@ class BlueprintCatalog:
             shapes = []
             for layer in place.layers:
                 shapes += [parameter.shape for parameter in layer.parameters()]
-            key = (s, b, source.shape, *shapes)
-            if key not in self._costs:  # a body is made and run
-                self._costs[key] = _flops(recipe, place, source)
-            flops[s, b] = self._costs[key]
+            key = (s, recipe.family or b, source.shape, *shapes)
+            if key not in self._costs:  # of a family, one body is made and run
+                self._costs[key] = (_flops(recipe, place, source), int(sizes[s, b]))
+            of_body, size = self._costs[key]
+            flops[s, b] = of_body * sizes[s, b] / size
         return flops
 
     def kinds(self, at_once: bool = False) -> Floats:
@@ -208,11 +215,11 @@ class BlueprintCatalog:
         """Yields the seeds that may be planted, now or when their places are wider: the indices of slot and blueprint,
         the recipe, and the place."""
         for place in self.places:
-            for name, recipe in self.registry.fitting(self.topology, place, wider=True).items():
-                if name in self.spec.offers(place.name):
-                    s = self.spec.slots.index(place.name)
-                    b = self.spec.blueprints.index(name)
-                    yield s, b, recipe, place
+            offered = self.spec.offers(place.name)
+            for name, recipe in self.registry.fitting(self.topology, place, True, offered).items():
+                s = self.spec.slots.index(place.name)
+                b = self.spec.blueprints.index(name)
+                yield s, b, recipe, place
 
 
 def shrinkable_at(host: Host, slots: Sequence[str]) -> dict[str, Any]:

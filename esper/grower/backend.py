@@ -242,11 +242,12 @@ class LoopBackend(Backend):
         host_parameters, host_flops = sizes_of_model(self.hooks)
         # A site may have several rows of features for one sample, such as the windows of an image.
         rows = np.array([self.hooks.rows[slot] for slot in self.spec.slots])
+        sizes = catalog.parameters()
         return Choices(
             host_parameters=host_parameters,
             host_flops=host_flops,
-            parameters=catalog.parameters(),
-            flops=catalog.flops(self.hooks.probes) * rows[:, None],
+            parameters=sizes,
+            flops=catalog.flops(self.hooks.probes, sizes) * rows[:, None],
             widths=catalog.widths(),
             kinds=catalog.kinds(self.config.env.at_once),
             **never_shrinks(len(self.spec.slots)),

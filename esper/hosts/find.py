@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
+from esper.core.blueprints.elementwise import is_elementwise
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
@@ -297,7 +298,7 @@ def _is_block(model: nn.Module, path: str) -> bool:
         return False
     if any(own_children(sibling) for sibling in parent.children()):
         return False
-    return source.is_elementwise(module)
+    return is_elementwise(module)
 
 
 def _inside(trace: Trace, layouts: Mapping[str, Layout]) -> dict[str, Between]:

@@ -13,6 +13,7 @@ from torch import nn
 from esper.config import ConfigError, TrainingConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.blueprints.source import SHARES
 from esper.core.place import Features, Place
 from esper.core.slots import Slots
 from esper.core.stage import SeedStage as S
@@ -65,10 +66,28 @@ def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used(
         "r0c0": Features.at_sink(torch.zeros(3, 6)),
         "r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5)),
     }
-    found = BlueprintCatalog("mlp", PLACES, BLUEPRINTS, spec).flops(features)
+    catalog = BlueprintCatalog("mlp", PLACES, BLUEPRINTS, spec)
+    found = catalog.flops(features, catalog.parameters())
     body = BLUEPRINTS.get("mlp", "mlp").build(6)
     weights = sum(p.numel() for p in body.parameters() if p.dim() == 2)
     assert found.tolist() == [[2 * weights, 0], [0, 2 * (5 * 4 + 4 * 6)]]
+
+
+def test_widenings_of_all_sizes_have_the_operations_of_their_own_bodies() -> None:
+    """Though one body is run for all of them."""
+    names = tuple(SHARES)
+    features = {"r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5))}
+    of_all = BlueprintCatalog(
+        "mlp", PLACES[1:], BLUEPRINTS, ActionSpec(("r1c0",), names)
+    )
+    found = of_all.flops(features, of_all.parameters())
+    offered = np.flatnonzero(found[0])
+    assert len(offered) > 3
+    for b in offered:
+        alone = BlueprintCatalog(
+            "mlp", PLACES[1:], BLUEPRINTS, ActionSpec(("r1c0",), names[b : b + 1])
+        )
+        assert found[0, b] == alone.flops(features, alone.parameters())[0, 0]
 
 
 def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is_planted() -> (
@@ -81,7 +100,7 @@ def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is
     features = {"r0c0": Features.at_sink(torch.zeros(3, 5))}
     spec = ActionSpec(("r0c0",), ("wrong",))
     catalog = BlueprintCatalog("mlp", [Place("r0c0", 5)], registry, spec)
-    assert catalog.flops(features) == 0
+    assert catalog.flops(features, catalog.parameters()) == 0
 
 
 def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:

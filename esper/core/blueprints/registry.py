@@ -57,6 +57,8 @@ class Blueprint:
     """Returns the reason why a place cannot have such a seed at its width, but may once it is wider; None if it can."""
     if_named: bool = False
     """Whether controllers may plant it only if ``env.blueprints`` names it."""
+    family: str = ""
+    """Name of the blueprints whose seeds at one place have as many operations for each parameter; "" for none."""
 
     def misfit(self, place: Place, wider: bool = False) -> str | None:
         """Returns the reason why such a seed is not offered at ``place``; None if it is, or with ``wider``, may be once
@@ -167,11 +169,13 @@ class BlueprintRegistry:
         topology: str,
         place: Place,
         wider: bool = False,
+        names: Collection[str] | None = None,
     ) -> dict[str, Blueprint]:
         """Returns the blueprints that fit at ``place`` in a host of this topology, by name; with ``wider``, also those
-        that fit once it is wider."""
+        that fit once it is wider; with ``names``, of these."""
         possible = self._of(place.topology or topology)
-        return {blueprint.name: blueprint for blueprint in possible if blueprint.misfit(place, wider) is None}
+        wanted = [blueprint for blueprint in possible if names is None or blueprint.name in names]
+        return {blueprint.name: blueprint for blueprint in wanted if blueprint.misfit(place, wider) is None}
 
     def at(
         self,

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from esper.core.blend import CONTAINER, GROWING
 from esper.core.blueprints.adapted import RANKS, AdaptedLinear, rank_of
+from esper.core.blueprints.elementwise import bare_copy, is_elementwise
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
 from esper.ops.norm_relu_pool import NormReluPool
@@ -148,31 +148,6 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
     if inputs_of(last) % width_of(first):
         return f"the last layer reads {inputs_of(last)} features, which is no multiple of the {width_of(first)} units"
     return None
-
-
-@torch.no_grad()
-def is_elementwise(layer: nn.Module) -> bool:
-    """Tries whether each element of the output of ``layer`` depends on that element of its input only, as in
-    activations of any library. Layers that have weights or draw random numbers are not elementwise."""
-    if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
-        return False
-    values = torch.linspace(-3, 3, 24, dtype=torch.float64)
-    try:
-        evaluated = _bare_copy(layer).eval()
-        training = _bare_copy(layer).train()
-        one_by_one = torch.cat([evaluated(value.clone().view(1, 1)).flatten() for value in values])
-        outputs = []
-        for layer_of_mode in (evaluated, training):
-            for shape in ((4, 6), (2, 3, 2, 2)):
-                output = layer_of_mode(values.clone().view(shape))
-                outputs.append((output, shape))
-    except Exception:  # a user's layer may need anything
-        return False
-    for output, shape in outputs:
-        fits = isinstance(output, Tensor) and output.shape == shape
-        if not fits or not torch.allclose(output.flatten(), one_by_one):
-            return False
-    return True
 
 
 def _not_linear(layer: nn.Module) -> str | None:
@@ -313,31 +288,10 @@ def _resized(
     )
 
 
-def _bare_copy(layer: nn.Module) -> nn.Module:
-    """Returns a copy of a layer without the seeds that a network has there, and their hooks; a user's hooks stay."""
-    copied = copy.deepcopy(layer)
-    for module in copied.modules():
-        vars(module).pop(GROWING, None)
-        module._modules.pop(CONTAINER, None)
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for number, hook in list(hooks.items()):
-                if _is_of_this_package(hook):
-                    del hooks[number]
-    return copied
-
-
-def _is_of_this_package(hook: Callable[..., Any]) -> bool:
-    """Returns whether a hook is a function, a method or an object of Esper's, by where its code lies."""
-    if isinstance(hook, partial):
-        hook = hook.func
-    owner = getattr(hook, "__self__", hook)
-    return str(owner.__module__).partition(".")[0] == __name__.partition(".")[0]
-
-
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
     if not isinstance(layer, _NormBase):
-        return _bare_copy(layer)
+        return bare_copy(layer)
     options = {}
     if isinstance(layer, NormReluPool):
         options["pool"] = layer.pool
@@ -411,6 +365,7 @@ def register_in(registry: BlueprintRegistry) -> None:
                 obstacle=obstacle,
                 too_small=too_small,
                 if_named=SHARES.get(name, 0) > LARGEST_OFFERED,
+                family="widening" if name in SHARES else "",
             )
             registry.add(blueprint)
     _register_deeper(registry)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.core.blueprints import BLUEPRINTS, source
-from esper.core.blueprints.source import is_elementwise
+from esper.core.blueprints.elementwise import is_elementwise
 from esper.core.place import Features, Place
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
