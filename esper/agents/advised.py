@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from esper.agents.advisor import FACTORS, Advisor, HostFacts, shipped
+from esper.agents.advisor import Advisor, HostFacts, shipped
 from esper.agents.controller import EnvView, PerEnvController
-from esper.agents.needs import WIDENINGS
 from esper.config import ConfigError
-from esper.core.action import Op
+from esper.core.action import FACTORS, WIDENINGS, Op
 from esper.core.arrays import Ints
 
 NEEDED = {

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from esper.core.arrays import Floats
 
-FACTORS = (1, 2, 4, 8, 16)
-"""Multiples of the widths of all layers that can be widened, by plan."""
 ENTRIES = 17
 """Number of entries of a plan, see :meth:`HostFacts.plans`."""
 HIDDEN = 64

@@ -150,9 +150,14 @@ class EnvView:
         return self.value(f"{slot}/{name}")
 
     @property
+    def horizon(self) -> int:
+        """Number of epochs of the episode, which may differ between envs."""
+        return round(2 ** (10 * self.value("epochs")))
+
+    @property
     def epoch(self) -> int:
         """Number of completed epochs."""
-        return round(self.value("epoch") * self.layout.horizon)
+        return round(self.value("epoch") * self.horizon)
 
     @property
     def epochs_left(self) -> int:
@@ -186,11 +191,11 @@ class EnvView:
         return self.value(f"{slot}/{blueprint}/{name}")
 
     def epochs_in_stage(self, slot: str) -> int:
-        return round(self.slot(slot, "epochs_in_stage") * self.layout.horizon)
+        return round(self.slot(slot, "epochs_in_stage") * self.horizon)
 
     def age(self, slot: str) -> int:
         """Epochs since the slot's seed germinated."""
-        return round(self.slot(slot, "age") * self.layout.horizon)
+        return round(self.slot(slot, "age") * self.horizon)
 
     def stage(self, slot: str) -> SeedStage:
         # One of these entries is 1, and the others are 0.

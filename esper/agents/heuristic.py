@@ -141,7 +141,7 @@ class HeuristicController(PerEnvController):
 
     def _may_plant(self, env: int, view: EnvView) -> bool:
         """True if it is not too late for a new seed."""
-        return view.epoch <= self.rule.latest * self.layout.horizon
+        return view.epoch <= self.rule.latest * view.horizon
 
     def _plant(self, env: int, view: EnvView) -> Ints:
         """Plants in the first free slot what promises most there, or WAITs."""

@@ -7,10 +7,9 @@ from typing import Any
 
 from esper.agents.spec import ControllerSpec
 from esper.config import TrainingConfig
+from esper.core.action import WIDENINGS
 
 ADVISOR = "advisor"
-WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8", 16: "widen_x16"}
-"""Blueprint by the multiple of a layer's width that it leads to."""
 NEEDS: dict[str, dict[str, dict[str, Any]]] = {
     # All multiples can be had before the first epoch, and are priced by their parameters.
     ADVISOR: {

@@ -48,6 +48,11 @@ ALPHA_CURVES = (
     "logistic_24",
 )
 
+WIDENINGS = {2: "widen_whole", 4: "widen_x4", 8: "widen_x8", 16: "widen_x16"}
+"""Blueprint by the multiple of a layer's width that it leads to."""
+FACTORS = (1, *WIDENINGS)
+"""Multiples of widths that sizes are chosen among; 1 grows nothing."""
+
 RELEVANT: Mapping[Op, tuple[str, ...]] = {
     Op.WAIT: (),
     Op.GERMINATE: ("slot", "blueprint", "style", "tempo", "alpha_target"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,14 +71,17 @@ class ActionMask:
                 masked[head] = names
         return masked
 
-    def heads(self, spec: ActionSpec) -> dict[str, Bools]:
+    def heads(self, spec: ActionSpec, settled: Collection[str] = ()) -> dict[str, Bools]:
         """Returns ``info["action_mask"]``: a mask bool [E, n] per head, and the joint tables "op_slot" [E, ops, S] and
         "slot_blueprint" [E, S, B].
 
-        A head's mask marks the choices that are legal for some choice of the other heads.
+        A head's mask marks the choices that are legal for some choice of the other heads; of ``settled`` heads, whose
+        choices all do the same, the first one only.
         """
         envs = len(self.op)
         masks = {head: np.ones((envs, size), dtype=np.bool_) for head, size in zip(HEADS, spec.sizes, strict=True)}
+        for head in settled:
+            masks[head][:, 1:] = False
         masks["op"] = self.op
         # If only WAIT is legal, the slot does not matter: all True, since a mask needs at least one legal choice.
         masks["slot"] = _or_all(self.op_slot[:, 1:].any(axis=1))

@@ -11,7 +11,7 @@ from esper.core.observation import KINDS, SLOPES, ObservationLayout, clamp_pp, s
 from esper.core.reward_terms import RewardState, rent_rate
 from esper.core.slots import Floats, Ints
 from esper.core.stage import STAGES
-from esper.core.state import MIN_LOSS, EnvState, EpisodeRules
+from esper.core.state import MIN_LOSS, EnvState, EpisodeRules, by_env
 
 # Fields of slots by how they are observed. The layout replaces NaN (not measured) by 0.
 AS_THEY_ARE = (
@@ -63,7 +63,7 @@ def _known(
     setting = rules.setting
     first = rules.choices.host_parameters
     parameters = first + state.slots.merged_parameters.sum(axis=1)
-    left = np.float64(rules.horizon) - state.epoch
+    left = np.asarray(rules.horizon, dtype=np.float64) - state.epoch
     per_parameter = setting.samples / parameters
     return {
         "epoch": state.epoch / rules.horizon,
@@ -71,16 +71,16 @@ def _known(
         "edits_left": np.maximum(1 - state.edits / rules.config.env.edits_per_epoch, 0),
         "epochs": _log2(rules.horizon) / 10,
         "updates_left": np.log2(1 + setting.updates * left) / 10,
-        "updates_known": np.float64(setting.updates > 0),
+        "updates_known": np.asarray(setting.updates) > 0,
         "samples": _log2(setting.samples) / 10,
         "samples_per_parameter": _log2(per_parameter) / 10,
-        "samples_known": np.float64(setting.samples > 0),
+        "samples_known": np.asarray(setting.samples) > 0,
         "host_parameters": _log2(parameters) / 10,
         "first_parameters": _log2(first) / 10,
-        "host_flops": np.log2(1 + np.float64(rules.choices.host_flops)) / 20,
+        "host_flops": np.log2(1 + np.asarray(rules.choices.host_flops, dtype=np.float64)) / 20,
         "inputs": _log2(setting.inputs) / 10,
         "classes": _log2(setting.classes) / 10,
-        "chance_known": np.float64(setting.classes > 1),
+        "chance_known": np.asarray(setting.classes) > 1,
         "learning_rate": _log2(setting.learning_rate) / 10,
         "price": symlog(rules.price_of_doubling),
     }
@@ -185,7 +185,7 @@ def _slots(
         "merges": np.log2(1 + slots.merges),
         "since_merge": np.where(
             slots.merges > 0,
-            (state.epoch[:, None] - slots.last_merge) / rules.horizon,
+            (state.epoch[:, None] - slots.last_merge) / by_env(rules.horizon, slots.alpha),
             0.0,
         ),
         "merge_gain": clamp_pp(state.accuracy[:, None] - slots.accuracy_at_merge),
@@ -196,7 +196,7 @@ def _slots(
     for name in AS_THEY_ARE:
         values[name] = getattr(slots, name)
     for name in EPOCHS:
-        values[name] = getattr(slots, name) / rules.horizon
+        values[name] = getattr(slots, name) / by_env(rules.horizon, slots.alpha)
     for name in PERCENTAGE_POINTS:
         values[name] = clamp_pp(getattr(slots, name))
     return values
@@ -222,8 +222,9 @@ def _choices(
         "kept": np.log1p(gatherer.seen[..., KEPT]),
         "price": symlog(price),
         "size": np.log1p(choices.parameters) / 10,
-        "size_share": np.log1p(choices.parameters / choices.host_parameters),
+        "size_share": np.log1p(choices.parameters / by_env(choices.host_parameters, choices.parameters)),
         "flops_share": np.log1p(choices.in_hosts(choices.flops)),
     }
-    values.update(zip(KINDS, choices.kinds.T, strict=True))
+    for place, kind in enumerate(KINDS):
+        values[kind] = choices.kinds[..., None, :, place]
     return values

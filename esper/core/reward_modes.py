@@ -64,12 +64,14 @@ def price_of(
     share: Floats | float,
     of_budget: Floats | float,
     of_host: Floats | float,
+    doubling: Floats | float,
     config: RewardConfig,
 ) -> Floats:
     """Returns the rise of final accuracy that makes up for what a mode takes for seeds kept all episode long, pp.
 
     ``share`` is the size of each seed, of which it is the only one, in sizes of the host, see ``EpisodeRules.share``;
     ``of_budget`` is its parameters as a share of the budget, and ``of_host`` as a share of the host's.
+    ``doubling`` is the price of a doubling, pp.
     """
     names = MODES[config.mode]
     paid = np.zeros(np.shape(share))
@@ -78,7 +80,7 @@ def price_of(
     if "fossil_cost" in names:
         paid = paid + config.sparse_parameter_cost * np.asarray(of_budget)
     if "price" in names:
-        paid = paid + config.price * np.log2(1 + np.asarray(of_host)) / config.benefit_scale
+        paid = paid + doubling * np.log2(1 + np.asarray(of_host)) / config.benefit_scale
     return np.asarray(config.benefit_scale * paid)
 
 

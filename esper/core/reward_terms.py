@@ -82,9 +82,11 @@ class Transition:
     succeeded: Flag
     rolled_back: Flag
     terminated: Flag
-    horizon: int
-    budget: float
+    horizon: Count
+    budget: Value
     """Max parameters that seeds may add."""
+    doubling: Value
+    """Price of a doubling of the parameters, pp."""
 
 
 def benefit(t: Transition, config: RewardConfig) -> Floats:
@@ -108,7 +110,7 @@ def price(t: Transition, config: RewardConfig) -> Floats:
     """−price / benefit_scale for each doubling of the parameters, when it is bought; what is not kept is paid back."""
     after = np.where(t.terminated, t.after.kept_doublings, t.after.doublings)
     bought = after - t.before.doublings
-    return np.asarray(-config.price * bought / config.benefit_scale)
+    return np.asarray(-t.doubling * bought / config.benefit_scale)
 
 
 def rent(t: Transition, config: RewardConfig) -> Floats:

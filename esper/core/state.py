@@ -5,7 +5,7 @@ E envs, S slots.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -130,13 +130,16 @@ class EnvState(Arrays):
 
 OF_HOSTS = ("parameters", "flops", "widths", "removable")
 """Arrays of Choices that change while a host grows."""
+OF_FIRST = ("host_parameters", "host_flops", *OF_HOSTS, "kinds", "users", "inside")
+"""All fields of Choices, which differ between the hosts of envs that draw one for each episode."""
 
 
 @dataclass(frozen=True)
 class Choices:
     """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints.
 
-    Of several hosts that have grown since, those of seeds are [E, S, B], ``widths`` and ``removable`` are [E, S].
+    Of several hosts that have grown since, those of seeds are [E, S, B], ``widths`` and ``removable`` are [E, S]. Where
+    envs have different hosts, all fields have a first dimension E, the first two as well.
     """
 
     host_parameters: int
@@ -161,9 +164,8 @@ class Choices:
 
     def in_hosts(self, flops: Floats) -> Floats:
         """Returns operations as multiples of those of the host; 0 if the latter are unknown."""
-        if not self.host_flops:
-            return np.zeros_like(flops)
-        return flops / self.host_flops
+        of_hosts = by_env(self.host_flops, flops)
+        return np.divide(flops, of_hosts, out=np.zeros_like(flops), where=of_hosts > 0)
 
     def flops_of(self, slots: Slots) -> Floats:
         """Returns the operations of each seed in ``slots``, [E, S]; 0 for an empty slot."""
@@ -174,14 +176,23 @@ class Choices:
         of_seed = of_envs[env, slot, slots.blueprint]
         return np.where(slots.occupied, of_seed, 0.0)
 
-    def of_envs(self, envs: int) -> Choices:
-        """Returns the same with sizes and costs that may differ between envs, [E, S, B], and those of layers [E, S]."""
-        copies: dict[str, Any] = {name: np.stack([getattr(self, name)] * envs) for name in OF_HOSTS}
+    def of_envs(
+        self,
+        envs: int,
+        fields: Sequence[str] = OF_HOSTS,
+    ) -> Choices:
+        """Returns a copy whose ``fields`` have a first dimension E, so that they may differ between envs."""
+        copies: dict[str, Any] = {name: np.stack([getattr(self, name)] * envs) for name in fields}
         return replace(self, **copies)
 
-    def put(self, envs: Bools | int, sizes: Choices) -> None:
-        """Overwrites the sizes of ``envs`` in a copy of :meth:`of_envs` with those of another host."""
-        for name in OF_HOSTS:
+    def put(
+        self,
+        envs: Bools | int,
+        sizes: Choices,
+        fields: Sequence[str] = OF_HOSTS,
+    ) -> None:
+        """Overwrites the ``fields`` of ``envs`` in a copy of :meth:`of_envs` with those of another host."""
+        for name in fields:
             getattr(self, name)[envs] = getattr(sizes, name)
 
 
@@ -194,9 +205,20 @@ def never_shrinks(slots: int) -> dict[str, Any]:
     }
 
 
+def by_env(values: Floats | Ints | float, like: Floats | Ints) -> Floats:
+    """Returns ``values`` [E], or a number for all envs, in a shape that broadcasts with ``like`` [E, ...]."""
+    of_envs = np.asarray(values, dtype=np.float64)
+    if of_envs.ndim == 0:
+        return of_envs
+    return of_envs.reshape(-1, *(1,) * (np.ndim(like) - 1))
+
+
 @dataclass(frozen=True)
 class Setting:
-    """All that is known of the training of a host before its first epoch; 0 for what is not."""
+    """All that is known of the training of a host before its first epoch; 0 for what is not.
+
+    Where envs draw a training for each episode, the values are arrays [E] of these types.
+    """
 
     samples: int = 0
     """Number of training samples."""
@@ -208,15 +230,20 @@ class Setting:
     """Number of classes, if the loss is cross-entropy."""
     learning_rate: float = 0.0
     """The optimizer's first rate, before any schedule."""
+    price: float | None = None
+    """Price of a doubling of the parameters, pp; None: ``reward.price``."""
 
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
+    """Inputs of masks, observations and rewards that are the same for all envs and the whole run.
+
+    Where envs draw their hosts, numbers are arrays [E] that follow the episodes.
+    """
 
     config: TrainingConfig
     baseline: Baseline
-    horizon: int
+    horizon: int | Ints
     choices: Choices
     """Those of a new host."""
     offers: Choices | None = None
@@ -271,7 +298,7 @@ class EpisodeRules:
         reward = self.config.reward
         if reward.rent_in == "flops":
             return self.choices.in_hosts(flops)
-        return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
+        return parameters / np.maximum(by_env(self.choices.host_parameters, parameters), reward.rent_host_floor)
 
     def price(
         self,
@@ -284,30 +311,32 @@ class EpisodeRules:
         """
         return price_of(
             self.share(parameters, flops),
-            parameters / self.budget,
-            parameters / self.choices.host_parameters,
+            parameters / by_env(self.budget, parameters),
+            parameters / by_env(self.choices.host_parameters, parameters),
+            by_env(self.doubling, parameters),
             self.config.reward,
         )
+
+    @property
+    def doubling(self) -> float:
+        """The price of a doubling of the parameters in ``reward.mode=priced``, pp."""
+        return self.config.reward.price if self.setting.price is None else self.setting.price
 
     def doublings(self, added: Ints) -> Floats:
         """Returns how often hosts with this many parameters more than at first have doubled their number, [E]."""
         return np.asarray(np.log2(1 + added / self.choices.host_parameters))
 
     @property
-    def price_of_doubling(self) -> float:
+    def price_of_doubling(self) -> Floats:
         """The price of a seed that is as large as the first host, pp."""
         choices = self.choices
-        price = self.price(
-            np.array(choices.host_parameters),
-            np.array(choices.host_flops),
-        )
-        return float(price)
+        return self.price(np.asarray(choices.host_parameters), np.asarray(choices.host_flops))
 
     def chance(self, first_loss: Floats) -> Floats:
         """Returns the loss of a guess, [E]; where that is unknown, the size of the first loss takes its place."""
-        if self.setting.classes > 1:
-            return np.full_like(first_loss, math.log(self.setting.classes))
-        return np.maximum(np.abs(first_loss), MIN_LOSS)
+        classes = np.asarray(self.setting.classes)
+        guess = np.log(np.maximum(classes, 1))
+        return np.where(classes > 1, guess, np.maximum(np.abs(first_loss), MIN_LOSS))
 
     @cached_property
     def _accuracies(self) -> Floats:

@@ -246,7 +246,7 @@ class Reporter:
                 train_loss=float(state.train_loss[env]),
                 train_accuracy=float(state.train_accuracy[env]),
                 validation_loss=float(state.loss[env]),
-                parameters=rules.choices.host_parameters + int(slots.added_parameters[env]),
+                parameters=int(_of(rules.choices.host_parameters, env)) + int(slots.added_parameters[env]),
                 contributions=contributions,
                 contribution_errors=errors,
                 needs=needs_of(slots, env, self.spec.slots),
@@ -284,8 +284,8 @@ class Reporter:
                 episode=int(state.episode[env]),
                 epochs=int(state.epoch[env]),
                 total_reward=float(state.total_reward[env]),
-                host_parameters=rules.choices.host_parameters,
-                host_flops=rules.choices.host_flops,
+                host_parameters=int(_of(rules.choices.host_parameters, env)),
+                host_flops=float(_of(rules.choices.host_flops, env)),
                 fossil_flops=float(rules.fossil_flops(slots)[env]),
                 fossils=fossils,
                 merges=merges_of(slots, env, self.spec.slots),
@@ -360,13 +360,18 @@ def widths_of(
     names: Sequence[str],
 ) -> dict[str, float]:
     """Returns the widths of layers that have changed, in units of their first ones, by slot."""
-    first = rules.choices.widths
+    first = _of(rules.choices.widths, env, 1)
     now = first if rules.offers is None else rules.offers.widths[env]
     widths = {}
     for name, width, before in zip(names, now.tolist(), first.tolist(), strict=True):
         if width != before:
             widths[name] = width / before
     return widths
+
+
+def _of(values: Any, env: int, dimensions: int = 0) -> Any:
+    """Returns the entry of an env of a field of Choices that has so many dimensions, or one more for the envs."""
+    return values[env] if np.ndim(values) > dimensions else values
 
 
 def needs_of(

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Info = dict[str, Any]
 """The info dict of a vector env: arrays [E, ...], and dicts of these."""
 
+SETTLED = ("style", "tempo", "alpha_target")
+"""Heads that say how a seed is incubated and blended, which one that is a part of its host at once is not."""
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
@@ -104,16 +106,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.offers = choices.of_envs(config.env.n_envs)
         """The sizes of seeds in the hosts of all envs as they are now."""
         self.setting = setting
+        self.settled = SETTLED if backend.at_once.all() else ()
+        """Heads of actions whose choices all do the same."""
         self.num_envs = config.env.n_envs
         self.horizon = config.env.episode_length
-        self.loop = EpochLoop(
-            backend,
-            config,
-            [self.horizon] * self.num_envs,
-            spec,
-            spans,
-            emit,
-        )
+        horizons = [self.horizon] * self.num_envs
+        self.loop = EpochLoop(backend, config, horizons, spec, spans, emit)
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
@@ -137,8 +135,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     @property
     def host_parameters(self) -> int:
-        """Number of parameters of the host without seeds."""
-        return self.choices.host_parameters
+        """Number of parameters of the host without seeds; the mean, if envs have different ones."""
+        return int(np.mean(self.choices.host_parameters))
+
+    @property
+    def first_parameters(self) -> Ints:
+        """The same for each env, [E]."""
+        return np.broadcast_to(self.choices.host_parameters, self.num_envs)
 
     @property
     def phase_seconds(self) -> dict[str, float]:
@@ -195,6 +198,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
                 reporter.epoch_ended(env, terms, float(rewards[env]), rules, self.backend.final_scores)
+
+    def take_hosts(self, starting: Bools) -> None:
+        """Takes over the sizes of the new hosts of ``starting`` bool [E]."""
+        self.offers.put(starting, self.choices)
 
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].
@@ -303,7 +310,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def action_masks(self) -> Bools:
         """Returns the concatenated masks of the heads, bool [E, sum of head sizes], as sb3-contrib reads them."""
-        masks = self.mask.heads(self.action_spec)
+        masks = self.mask.heads(self.action_spec, self.settled)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
     def _observe(self, rules: EpisodeRules) -> Float32s:
@@ -344,8 +351,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             succeeded=state.succeeded,
             rolled_back=state.rolled_back,
             terminated=state.done & ~state.truncated,
-            horizon=self.horizon,
+            horizon=rules.horizon,
             budget=rules.budget,
+            doubling=rules.doubling,
         )
         self.reward_terms = self.reward.pay(transition, active, trained)
         terms = list(self.reward_terms.values())
@@ -375,9 +383,9 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     env.reward.reset(starting)
     for term in env.reward_terms.values():
         term[starting] = 0.0
-    env.offers.put(starting, env.choices)
     env.loop.start(starting, env.run_seed)
-    normals = partial(worth_normals, env.run_seed, env.choices.parameters.size)
+    env.take_hosts(starting)
+    normals = partial(worth_normals, env.run_seed, env.gatherer.seen[0, ..., 0].size)
     env.gatherer.start(starting, env.state.episode, normals)
 
 
@@ -400,13 +408,13 @@ def gather(env: SlotVectorEnv, rules: EpisodeRules, active: Bools) -> None:
     by_loss = rules.baseline.gain_by_loss(state.committed_loss)
     gains = np.stack((by_accuracy, by_loss), axis=1)
     # An episode that was cut short has no gain: the baseline is that of whole episodes.
-    whole = state.epoch[:, None] >= env.horizon
+    whole = (state.epoch >= rules.horizon)[:, None]
     env.gatherer.end(active & state.done, np.where(whole, gains, np.nan), state.slots)
 
 
 def info_of(env: SlotVectorEnv, rules: EpisodeRules, idle: Bools) -> Info:
     """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
-    masks = env.mask.heads(env.action_spec)
+    masks = env.mask.heads(env.action_spec, env.settled)
     return {
         "action_mask": {name: mask.copy() for name, mask in masks.items()},
         "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},

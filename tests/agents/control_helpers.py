@@ -34,6 +34,7 @@ class World:
         self.layout = ObservationLayout(slots, SPEC.blueprints, LAYOUT.horizon)
         self.base = {entry.name: 0.0 for entry in BASE}
         self.base["edits_left"] = 1.0
+        self.base["epochs"] = float(np.log2(LAYOUT.horizon)) / 10
         self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
         self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
         """Profit of each (slot, blueprint) in the observation."""

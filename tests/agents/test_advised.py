@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from esper.agents.advised import AdvisedController, facts_in
-from esper.agents.advisor import FACTORS, Advisor, HostFacts
+from esper.agents.advisor import Advisor, HostFacts
 from esper.agents.controller import EnvView
-from esper.agents.needs import WIDENINGS
 from esper.config import ConfigError, TrainingConfig
-from esper.core.action import Op
+from esper.core.action import FACTORS, WIDENINGS, Op
 from esper.env.vector_env import GrowthVectorEnv
-from esper.exam.context import Context, facts_of, task_of
+from esper.exam.context import Context, task_of
+from esper.exam.facts import facts_of
 
 CONTEXTS = {
     "cnn": Context(

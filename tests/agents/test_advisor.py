@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.advisor import ENTRIES, FACTORS, HostFacts, fit, shipped
+from esper.agents.advisor import ENTRIES, HostFacts, fit, shipped
+from esper.core.action import FACTORS
 
 
 def facts(

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from esper.agents.needs import ADVISOR, NEEDS, WIDENINGS, default_controller, with_needs
+from esper.agents.needs import ADVISOR, NEEDS, default_controller, with_needs
 from esper.config import TrainingConfig
+from esper.core.action import WIDENINGS
 
 
 def test_the_advisor_gets_what_it_needs_in_the_place_of_defaults() -> None:

@@ -43,6 +43,7 @@ def transition(
         "terminated": False,
         "horizon": 30,
         "budget": 2770.0,
+        "doubling": 1.0,
     }
     return Transition(**{**given, **values})
 

@@ -55,7 +55,15 @@ def pay(
     config = RewardConfig(mode=mode, **values)  # type: ignore[arg-type]
     return Reward(config, 10).pay(
         Transition(
-            after, after, Op.WAIT, True, False, terminated, horizon=2, budget=3000.0
+            after,
+            after,
+            Op.WAIT,
+            True,
+            False,
+            terminated,
+            horizon=2,
+            budget=3000.0,
+            doubling=1.0,
         )
     )
 
@@ -116,7 +124,9 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
         stage=np.array([stage]),
         epochs_in_stage=np.array([epochs]),
     )
-    step = Transition(state(), after, op, *outcome, horizon=30, budget=3000.0)
+    step = Transition(
+        state(), after, op, *outcome, horizon=30, budget=3000.0, doubling=1.0
+    )
     weights = {"loss_benefit_scale": 10.0, "loss_contribution_potential": 0.05}
     plain = Reward(RewardConfig(mode=mode), 10).pay(step)  # type: ignore[arg-type]
     loss = Reward(RewardConfig(mode=f"loss_{mode}", **weights), 10).pay(step)  # type: ignore[arg-type]

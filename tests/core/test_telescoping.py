@@ -19,6 +19,7 @@ from esper.core.stage import SeedStage
 
 DWELL = 10
 SLOTS = 4
+PRICE = 2.5
 PERCENT = ("accuracy", "committed", "all_off", "baseline")
 LOSSES = ("loss", "committed_loss", "all_off_loss", "baseline_loss")
 
@@ -53,7 +54,8 @@ def transition(before: RewardState, after: RewardState, **values: Any) -> Transi
         "rolled_back": False,
         "terminated": False,
     }
-    return Transition(before, after, **{**given, **values}, horizon=40, budget=2770.0)
+    size = {"horizon": 40, "budget": 2770.0, "doubling": PRICE}
+    return Transition(before, after, **{**given, **values, **size})
 
 
 def play(reward: Reward, episode: list[Step], terminated: bool) -> list[dict[str, Any]]:
@@ -125,13 +127,12 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
 @given(
     sizes=st.lists(st.floats(0, 8), min_size=1, max_size=20),
     kept=st.floats(0, 8),
-    price=st.floats(0, 10),
 )
 def test_priced_rewards_add_up_to_the_score_minus_the_price_of_the_final_size(
-    sizes: list[float], kept: float, price: float
+    sizes: list[float], kept: float
 ) -> None:
     """Whatever was bought and given back on the way."""
-    reward = Reward(RewardConfig(mode="priced", price=price), DWELL)
+    reward = Reward(RewardConfig(mode="priced"), DWELL)
     first = RewardState(
         **dict.fromkeys((*PERCENT, *LOSSES), 50.0),
         weighted_share=0.0,
@@ -145,7 +146,7 @@ def test_priced_rewards_add_up_to_the_score_minus_the_price_of_the_final_size(
     ]
     paid = play(reward, [(first, Op.WAIT, True, False), *episode], terminated=True)
     total = discounted(paid, {"score", "price"}, 1.0)
-    assert total * reward.config.benefit_scale == pytest.approx(50.0 - price * kept)
+    assert total * reward.config.benefit_scale == pytest.approx(50.0 - PRICE * kept)
 
 
 @pytest.mark.trap(22)
