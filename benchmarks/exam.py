@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.agents.advisor import ENTRIES, FACTORS, WEIGHTS, Advisor, fit
+from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, fit
+from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
-from esper.exam.context import Context, Law, facts_of, law_of_region, wide_law
+from esper.exam.context import Context, Law, law_of_region, wide_law
+from esper.exam.facts import facts_of
 from esper.exam.play import play
 from esper.exam.rules import PlanTable, ceiling, halving, returns_of
 from esper.exam.sources import (

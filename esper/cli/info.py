@@ -70,12 +70,12 @@ def tasks() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.agents.spec import FORM, NAMES
     from esper.core.blueprints import BLUEPRINTS
-    from esper.data.names import SIMULATED
+    from esper.data.names import ENV_ONLY
     from esper.data.tasks import TASKS
 
     click.echo("Tasks")
     descriptions = {name: task.description for name, task in TASKS.items()}
-    for name, description in {**descriptions, **SIMULATED}.items():
+    for name, description in {**descriptions, **ENV_ONLY}.items():
         echo_folded(f"  {name:16s} {description}", 19)
     echo_folded(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task", 19)
     for topology in BLUEPRINTS.topologies():

@@ -16,7 +16,7 @@ from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launch
 from esper.cli.options import build_tables, check_resume, config_options, output_folder
 from esper.config import ConfigError
 from esper.config.given import PATH
-from esper.data.names import SIMULATED
+from esper.data.names import ENV_ONLY
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WITHOUT_GROWTH = ("bigger", "same-compute")
 """Arms that a run does not compare with."""
+RULES_OF = {"planted": ("heuristic", "random"), "varied": ("advisor", "random")}
+"""Arms to compare with on tasks that have an env only."""
 MAX_READ = 200_000_000
 """Bytes of the largest event log that is read again at the end of a run: a few seconds."""
 
@@ -273,7 +275,7 @@ def plain_words(summary: RunSummary, task: str) -> list[str]:
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",
     ]
-    if task not in SIMULATED:  # whose hosts have no networks
+    if task not in ENV_ONLY:  # whose hosts cannot be larger from the start
         answer.append("Not compared: hosts of that size from the start, or trained for longer.")
     return answer
 
@@ -292,8 +294,8 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     else:
         ours = "random"
     arms = [ours, *WITHOUT_GROWTH, ALONE]
-    if task in SIMULATED:  # whose hosts have no networks
-        arms = [ours, "random" if ours == "heuristic" else "heuristic", ALONE]
+    if task in ENV_ONLY:
+        arms = [ours, *(rule for rule in RULES_OF[task] if rule != ours), ALONE]
     elif is_user_task(task):
         arms.remove("bigger")  # only a HostFamily can be wider
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]

@@ -207,7 +207,7 @@ class GrowingRunner(ArmRunner):
                 accuracy=float(accuracy[i]),
                 loss=float(env.state.committed_loss[i]),
                 parameters=float(played.parameters[i]),
-                host_parameters=float(env.host_parameters),
+                host_parameters=float(env.first_parameters[i]),
                 flops=flops[i],
                 epochs=float(played.epochs[i]),
                 rollbacks=float(played.rollbacks[i]),

@@ -10,6 +10,13 @@ SIMULATED: dict[str, str] = {
 }
 """Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
 
+DRAWN: dict[str, str] = {
+    "varied": "networks that differ in data, size, length, rate and price, drawn for each episode; 32 envs",
+}
+"""Descriptions of tasks whose hosts and data are drawn for each episode; they have an env only, too."""
+
+ENV_ONLY = {**SIMULATED, **DRAWN}
+
 NAMES = (
     "digits",
     "digits_table",
@@ -21,7 +28,7 @@ NAMES = (
     "cifar100",
     "fashion_mnist",
     "tinystories",
-    *SIMULATED,
+    *ENV_ONLY,
 )
 
 REMOVED: dict[str, str] = {

@@ -76,7 +76,7 @@ class Layers:
 
 def layers_now(hosts: Any) -> list[Layers]:
     """Returns what each host has grown."""
-    return [hosts.merger.layers_of(host.training) for host in hosts.hosts]
+    return [host.merger.layers_of(host.training) for host in hosts.hosts]
 
 
 class Backend(ABC):

@@ -13,14 +13,16 @@ from gymnasium.vector import AutoresetMode
 from esper.config import ConfigError, EnvConfig, TaskConfig, TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.config.task import NEW, TRAINED
+from esper.data.names import ENV_ONLY
 from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
-from esper.env import planted
+from esper.env import planted, varied
 from esper.env.planted import PlantedVectorEnv
 from esper.env.rank_hosts import RankServer
 from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.start import recorded, started
+from esper.env.varied import VariedVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.hosts.sizes import at_width
@@ -40,7 +42,7 @@ class EnvMaker:
     config: ResolvedConfig
     """The config; its type is HostTrainingConfig unless hosts are simulated."""
     task: Task | None
-    """The task; None for simulated hosts."""
+    """The task; None for hosts that are simulated, or drawn for each episode."""
     ranks: RunRanks | None = field(default=None, compare=False)
     """The ranks that hosts are spread over; None: all train in this process."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
@@ -63,10 +65,11 @@ class EnvMaker:
         config = config.with_values(run={"device": chosen_devices(config.run.device)})
         if task is not None:
             config = config.with_values(task={"name": task.name})
-        elif config.task.name == planted.NAME:
+        elif config.task.name in ENV_ONLY:
             if ranks is not None:
-                raise ConfigError(f"{planted.NAME} is simulated, in one process: there is nothing to spread over ranks")
-            return cls(planted.resolve(config), None)
+                raise ConfigError(f"the hosts of {config.task.name} are in one process, and not spread over ranks")
+            module = planted if config.task.name == planted.NAME else varied
+            return cls(module.resolve(config), None)
         else:
             if ranks is not None:
                 _call_others(ranks, RankServer.load, config)  # while this rank loads it
@@ -93,12 +96,14 @@ class EnvMaker:
     @property
     def score(self) -> ScoreUnit:
         """Display format of the score of hosts."""
+        if self.config.task.name == varied.NAME:
+            return varied.RETURN
         return ACCURACY if self.task is None else self.task.score_shown
 
     def with_width(self, width: int) -> EnvMaker:
         """Returns a maker for hosts of another width, see ``at_width``. Raises ConfigError if they cannot have it."""
         if self.task is None:
-            raise ConfigError(f"hosts of {self.config.task.name} are simulated and have no width")
+            raise ConfigError(f"hosts of {self.config.task.name} have no width to be set")
         if self.config.task.start not in (NEW, TRAINED):
             raise ConfigError(f"hosts of another width cannot start from {self.config.task.start}, see task.start")
         with seeded(0):  # the weights are not used
@@ -110,7 +115,7 @@ class EnvMaker:
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
         """Returns a maker for other hosts of this process. Raises ConfigError if hosts are simulated."""
         if self.task is None:
-            raise ConfigError(f"hosts of {self.config.task.name} are simulated and cannot be replaced")
+            raise ConfigError(f"hosts of {self.config.task.name} cannot be replaced")
         task = self.task.with_hosts(build_host)
         elsewhere = tuple(copy.with_hosts(build_host) for copy in self.elsewhere)
         return replace(self, task=task, elsewhere=elsewhere)
@@ -126,6 +131,8 @@ class EnvMaker:
         if n_envs:
             config = config.with_values(env={"n_envs": n_envs})
         if self.task is None:
+            if config.task.name == varied.NAME:
+                return VariedVectorEnv(config, None if emit is ignore else emit, autoreset_mode)
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
         return GrowthVectorEnv(
             self.task,

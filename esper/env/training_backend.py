@@ -117,8 +117,11 @@ class EnvHost:
         governor: Governor,
         slots: tuple[str, ...],
         row: int,
+        merger: Merger,
         grows: bool = True,
     ) -> None:
+        self.merger = merger
+        """Makes its fossils a part of its layers."""
         self.training = training
         self.governor = governor
         self.row = row
@@ -290,14 +293,10 @@ class TrainingBackend(Backend):
         self.governed = governed
         self.at_once = catalog.at_once & trainer.hosts[0].config.env.at_once
         self.only_added = catalog.only_added
-        self.hosts = []
-        for row, training in enumerate(trainer.hosts):
-            task = training.task
-            governor = Governor(training.config.governor, training.durations, task.guessed)
-            self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row, grows=governed))
+        merger = Merger(catalog)
+        self.hosts = [self.host_of(training, row, merger) for row, training in enumerate(trainer.hosts)]
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
-        self.merger = Merger(catalog)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.hosts]
@@ -307,6 +306,18 @@ class TrainingBackend(Backend):
         """Whether workers go on from an epoch of a host to its validation, without waiting for the other hosts."""
         self._validated = False
         """Whether the last epoch has been validated."""
+
+    def host_of(self, training: HostTraining, row: int, merger: Merger) -> EnvHost:
+        """Makes the host of row ``row`` of the arrays."""
+        governor = Governor(training.config.governor, training.durations, training.task.guessed)
+        return EnvHost(
+            training,
+            governor,
+            self.catalog.spec.slots,
+            row,
+            merger,
+            grows=self.governed,
+        )
 
     def reset(
         self,
@@ -405,7 +416,7 @@ class TrainingBackend(Backend):
         merges = {}
         for row in np.flatnonzero(due.any(axis=1)).tolist():
             host = self.hosts[row]
-            merge = self.merger.merge(host.training, host.slot_sites, due[row])
+            merge = host.merger.merge(host.training, host.slot_sites, due[row])
             if merge is not None:
                 merges[row] = merge
         return merges
@@ -419,7 +430,7 @@ class TrainingBackend(Backend):
         releases = {}
         for row, s in np.argwhere(where).tolist():
             host = self.hosts[row]
-            releases[row] = self.merger.release(host.training, host.slot_sites[s].name)
+            releases[row] = host.merger.release(host.training, host.slot_sites[s].name)
         return releases
 
     def final_scores(self, env: int) -> FinalScores:

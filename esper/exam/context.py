@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from esper.agents.advisor import FACTORS, HostFacts
 from esper.config import Optimizer
+from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
 from esper.data.split import Split
 from esper.data.task import Task
@@ -140,7 +141,7 @@ class Law:
                 return context
 
     def _draw(self, rng: np.random.Generator) -> Context:
-        name = str(rng.choice(self.sources))
+        name = str(rng.choice(_array_of(self.sources)))
         source = load_source(name)
         widths, epochs = self.mlp_widths, self.mlp_epochs
         if source.images:
@@ -161,6 +162,11 @@ class Law:
             rate=rate,
             key=int(rng.integers(2**31)),
         )
+
+
+@cache
+def _array_of(names: tuple[str, ...]) -> NDArray[np.str_]:
+    return np.array(names)
 
 
 def law_of_region(sources: Sequence[str]) -> Law:
@@ -275,22 +281,3 @@ def _build(
         nn.Linear(width, source.classes),
     )
     return graft(network, {"r2c0": "0 -> 2", "r2c1": "2 -> 4"}, topology="mlp")
-
-
-def facts_of(context: Context) -> HostFacts:
-    """Returns what is known of a context before its first step."""
-    source = load_source(context.source)
-    width = context.width
-    batch = min(BATCH, context.samples)
-    return HostFacts(
-        widths=(width, 2 * width) if source.images else (width, width),
-        parameters={factor: context.parameters(factor) for factor in context.factors},
-        operations=context.operations(),
-        inputs=source.x[0].size,
-        classes=source.classes,
-        convolutional=source.images,
-        samples=context.samples,
-        epochs=context.epochs,
-        updates=context.samples // batch * context.epochs,
-        rate=RATES[context.topology, context.optimizer] * context.rate,
-    )

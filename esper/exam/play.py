@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from esper.agents.advisor import FACTORS
 from esper.config import TrainingConfig
+from esper.core.action import FACTORS
 from esper.core.arrays import Floats
 from esper.data.task import resolve
 from esper.exam.context import Context, task_of

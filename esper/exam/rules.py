@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.agents.advisor import FACTORS
+from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
 from esper.exam.context import Context
 

@@ -24,6 +24,7 @@ from esper.compare.comparison import ArmResult, play_held_out
 from esper.compare.runner import HostResult, Results
 from esper.config import ConfigError, PPOConfig
 from esper.config.resolved import ResolvedConfig
+from esper.data.names import DRAWN
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
@@ -38,6 +39,10 @@ VALIDATION = 7 * 2**29
 and of practice."""
 BASELINES = ("none", "random", "heuristic", "plans")
 """Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
+BASELINES_OF_DRAWN = ("none", "random", "advisor")
+"""The same where hosts are drawn for each episode, so that no experience is of the next one."""
+RULES_OF_DRAWN = ("none", "advisor")
+"""Rules whose return on validation hosts is reported beside that of an untrained agent."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
@@ -165,7 +170,7 @@ class LearningAgent(Agent):
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
         super().__init__(maker, env)
-        names = list(BASELINES)
+        names = list(BASELINES_OF_DRAWN if self.config.task.name in DRAWN else BASELINES)
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
         if shipped_schedule_fits(self.config.task.name, env.action_spec):
             names.append("schedule")
@@ -264,6 +269,8 @@ class PPORun(LearningAgent):
         self.rollout = Rollout(env, self.ppo, learner=self.ppo)
         episodes = config.ppo.episodes_per_update or env.num_envs
         self.rounds_per_update = episodes // env.num_envs
+        if self.config.task.name in DRAWN:
+            self.validated = -1  # the untrained agent is validated, too
         self.best: dict[str, Any] | None = None
         """The policy that did best on the validation hosts so far."""
         self.best_return = -math.inf
@@ -310,22 +317,32 @@ class PPORun(LearningAgent):
         due = number % every == 0 or number == rounds
         if not due or number <= self.validated or rounds <= every:
             return None
+        rules = {}
+        if number == 0:
+            for name in RULES_OF_DRAWN:
+                rules[name] = self.validation_return(between_steps, name)
         achieved = self.validation_return(between_steps)
         self.validated = number
         if achieved > self.best_return:
             self.best_return = achieved
             self.best_round = number
             self.best = copy.deepcopy(self.ppo.policy_state())
-        return AgentValidated(number, achieved, self.best_round)
+        return AgentValidated(number, achieved, self.best_round, rules)
 
-    def validation_return(self, between_steps: Callable[[], None]) -> float:
-        """Returns the mean discounted return of the greedy agent on the validation hosts."""
+    def validation_return(
+        self,
+        between_steps: Callable[[], None],
+        rule: str | None = None,
+    ) -> float:
+        """Returns the mean discounted return of the greedy agent, or of a rule, on the validation hosts."""
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
             env.configure(baseline=self.env.baseline, learns=False)
             env.gatherer.give(self.experience)
             # A copy plays: the agent's episodes and random numbers must not change.
-            policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
+            policy: Controller = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
+            if rule is not None:
+                policy = controller_for(rule, self.config, env, seed)
             rollout = Rollout(env, policy)
             rollout.begin(seed)
             while not rollout.over:

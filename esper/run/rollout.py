@@ -120,7 +120,7 @@ class Rollout:
     def stats(self) -> EpisodeStats:
         """Returns the results; call it once the rollout is over."""
         state = self.env.state
-        parameters = self.env.host_parameters + state.slots.fossil_parameters
+        parameters = self.env.first_parameters + state.slots.fossil_parameters
         return EpisodeStats(
             committed=self.info["committed_accuracy"],
             baseline=self.info["baseline_accuracy"],

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from esper.agents.ppo.update import UpdateStats
 from esper.compare.analysis import ArmComparison
 from esper.compare.runner import name_score
@@ -134,7 +136,7 @@ class RunTelemetry:
                 controller=config.run.controller,
                 seed=config.run.seed,
                 host_parameters=env.host_parameters,
-                host_flops=env.choices.host_flops,
+                host_flops=float(np.mean(env.choices.host_flops)),
                 slots=spec.slots,
                 blueprints=spec.blueprints,
                 precision=precision,

@@ -198,7 +198,11 @@ def validated(event: events.AgentValidated) -> str:
     best = "the best so far"
     if event.best_round != event.round:
         best = f"that of round {event.best_round} is kept"
-    return f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
+    words = f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
+    if event.rules:
+        rules = [f"{name} {level:+.3f}" for name, level in event.rules.items()]
+        words += f"; rules: {', '.join(rules)}"
+    return words
 
 
 def rates(event: events.RoundCompleted) -> str:

@@ -322,8 +322,11 @@ def agent(view: RunView) -> list[Block]:
     for (kind, title), words in RETURNS.items():
         found: list[Any] = view.of(kind)
         if found:
-            line = _by_rounds("return", found, "mean_return")
-            blocks.append(Chart(title, words, [line], "round", "discounted return", 3, short=title))
+            lines = [_by_rounds("return", found, "mean_return")]
+            for rule, level in getattr(found[0], "rules", {}).items():
+                x = [event.round for event in found]
+                lines.append(Line(rule, x, [level] * len(x), -1, reference=True))
+            blocks.append(Chart(title, words, lines, "round", "discounted return", 3, short=title))
     for name, (field, words) in UPDATES.items():
         line = _by_rounds(name, updates, field)
         blocks.append(Chart(name, words, [line], "round", name, 3, short=name))

@@ -175,6 +175,8 @@ class RunView:
     def has_baseline(self) -> bool:
         """Whether baseline accuracies are those of hosts left alone: in a loop outside Esper, they may be those of its
         own model as it is without its seeds, which leans on them and says nothing about growth."""
+        if any(math.isnan(epoch.baseline_accuracy) for epoch in self.hosts.values()):
+            return False
         return not self.own_loop or self.last(events.BaselineMeasured) is not None
 
     @property
@@ -217,7 +219,7 @@ class RunView:
         """Returns the hosts of a round beside the same ones alone, or without a test beside the baseline's curve."""
         if event.test_accuracy is None or event.alone_test_accuracy is None:
             other = None
-            if self.has_baseline:
+            if self.has_baseline and not math.isnan(event.baseline_accuracy):
                 other = event.baseline_accuracy
             return Compared("validation", "baseline", event.committed_accuracy, other)
         return Compared("test", "alone", event.test_accuracy, event.alone_test_accuracy)

@@ -217,6 +217,22 @@ class EpochCompleted(HostEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ContextDrawn(Event):
+    """An episode of the task `varied` began; see ``esper.exam.context.Context``."""
+
+    env: int
+    episode: int
+    source: str
+    width: int
+    samples: int
+    epochs: int
+    price: float
+    noise: float
+    optimizer: str
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeCompleted(Event):
     env: int
     episode: int
@@ -314,6 +330,8 @@ class AgentValidated(Event):
     """Discounted."""
     best_round: int
     """The round of the best agent, which may be this one."""
+    rules: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Mean returns of rules on the same hosts, by name; empty if they were not played."""
 
 
 @dataclass(frozen=True, slots=True)

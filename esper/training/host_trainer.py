@@ -84,6 +84,14 @@ class HostTrainer:
             )
         executor.adopt(self.hosts)
 
+    def replace(self, place: int, training: HostTraining) -> None:
+        """Trains another host, on data in memory, in the place of one."""
+        hosts = list(self.hosts)
+        self.executor.release([hosts[place]])
+        hosts[place] = training
+        self.hosts = tuple(hosts)
+        self.executor.adopt([training])
+
     def epoch(
         self,
         active: Sequence[HostTraining],

@@ -39,6 +39,7 @@ class RngStream(IntEnum):
     AUGMENTATION = 8
     EXPERIENCE = 9
     NEED = 10
+    CONTEXT = 11
 
 
 def derive_seed(

@@ -176,7 +176,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "task": (("--task", "nope"), "unknown task 'nope'"),
     "pairs": (("--pairs", "0"), "run.evaluation_pairs"),
-    "width of simulated hosts": (("--width", "4"), "are simulated and have no width"),
+    "width of simulated hosts": (("--width", "4"), "have no width to be set"),
     "value": (("--set", "env.nope=1"), "unknown key env.nope"),
     "value without effect": (("--set", "ppo.width=8"), "ppo.width has no effect here"),
     "json in a folder that is not there": (

@@ -194,9 +194,7 @@ def test_a_width_that_cannot_be_is_refused(learned: RunSummary, tmp_path: Path) 
 def test_hosts_without_a_width_are_refused(
     simulated: Path, learned: RunSummary, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ConfigError, match="hosts of planted are simulated and have no width"
-    ):
+    with pytest.raises(ConfigError, match="hosts of planted have no width to be set"):
         evaluate(str(simulated), tmp_path / "o", width=5)
     from torch import nn
 

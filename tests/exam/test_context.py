@@ -12,7 +12,6 @@ from esper.exam.context import (
     VALIDATION,
     Context,
     Law,
-    facts_of,
     law_of_region,
     task_of,
 )
@@ -97,11 +96,3 @@ def test_no_context_asks_for_more_rows_than_its_source_has() -> None:
     for context in (law.draw(rng) for _ in range(50)):
         assert context.samples + VALIDATION < most
         assert len(task_of(context).test) > 0
-
-
-def test_facts_have_the_parameters_of_every_width() -> None:
-    facts = facts_of(IMAGES)
-    assert facts.parameters == {1: 277, **{f: IMAGES.parameters(f) for f in (2, 4, 8)}}
-    assert facts.updates == 60 // 32 * 4
-    assert facts.convolutional
-    assert facts.inputs == 64

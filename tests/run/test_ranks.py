@@ -176,5 +176,5 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named(tmp_path: Path) -> None:
 
 def test_simulated_hosts_are_not_spread() -> None:
     config = TrainingConfig.parse({"task": {"name": "planted"}})
-    with pytest.raises(ConfigError, match="planted is simulated, in one process"):
+    with pytest.raises(ConfigError, match="hosts of planted are in one process"):
         EnvMaker.of(config, ranks=RunRanks(0, 2))

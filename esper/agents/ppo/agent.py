@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.agents.controller import Masks, PerEnvController
-from esper.agents.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
+from esper.agents.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options, others_mean
 from esper.agents.ppo.network import RELEVANCE, State
 from esper.agents.ppo.normalization import RewardNormalizer
 from esper.agents.ppo.policy import Policy
@@ -195,6 +195,7 @@ class PPOAgent(Policy):
         self.rewards.update(reward, terminated | truncated, rollout["valid"], rollout["trained"])
         # What is unscaled is in the unit of scaled rewards.
         scaled = reward / self.rewards.scale + rollout["unscaled"]
+        scaled = scaled - rollout["terminated"] * others_mean(scaled * rollout["valid"], config.group)
         rollout["advantage"], rollout["target"] = gae(
             scaled.clamp(-config.reward_clip, config.reward_clip),
             rollout["value"],

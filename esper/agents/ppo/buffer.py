@@ -159,3 +159,14 @@ def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
     legal += [masks[head] for head in FREE_HEADS]
     counts = [options.sum(dim=-1) for options in legal]
     return torch.stack(counts, dim=-1)
+
+
+def others_mean(rewards: Tensor, group: int) -> Tensor:
+    """Returns the mean return of the other envs in each env's group of so many in a row, [E], for ``rewards`` [T, E] of
+    an episode in each; 0 for groups of one."""
+    returns = rewards.sum(dim=0)
+    if group == 1:
+        return torch.zeros_like(returns)
+    of_groups = returns.view(-1, group)
+    others = of_groups.sum(dim=1, keepdim=True) - of_groups
+    return (others / (group - 1)).flatten()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agents.ppo.buffer import broken_steps, gae
+from esper.agents.ppo.buffer import broken_steps, gae, others_mean
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -127,3 +127,10 @@ def test_a_step_with_a_number_that_is_not_finite_is_broken(
     rollout |= {key: torch.zeros(3, 2, 5) for key in ("raw", "observation")}
     rollout[name][1, 0] = value
     assert broken_steps(rollout).nonzero().tolist() == [[1, 0]]
+
+
+def test_the_return_of_the_others_in_a_group_is_taken_off() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 0.0, 4.0], [0.0, 1.0, 5.0, 0.0]])
+    assert others_mean(rewards, 2).tolist() == [3.0, 1.0, 4.0, 5.0]
+    assert others_mean(rewards, 4).tolist() == pytest.approx([4.0, 10 / 3, 8 / 3, 3.0])
+    assert others_mean(rewards, 1).tolist() == [0.0] * 4

@@ -1,0 +1,117 @@
+"""Train PPO on hosts that differ, from nothing, and judge it beside itself at rate zero, a plan, and the advisor.
+
+    python benchmarks/varied.py --seeds 5 --rounds 30     # an hour on two cores; prints a line for each check and agent
+
+All agents are judged on the same contexts, which no agent learns from: test accuracy minus price, pp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import torch
+
+from esper.agents.advised import AdvisedController
+from esper.agents.controller import (
+    Controller,
+    EnvView,
+    NoGrowth,
+    PerEnvController,
+    RandomController,
+)
+from esper.agents.ppo.agent import PPOAgent
+from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.arrays import Floats, Ints
+from esper.env.varied import SLOTS, VariedVectorEnv
+from esper.run.rollout import play_round
+
+JUDGED = 2**31 + 99
+"""Run seed of the contexts that judge."""
+CONTEXTS = 192
+FIRST_SEED = 100
+"""First training seed; none of the seeds from here on was used to choose a setting."""
+
+
+class FourTimes(PerEnvController):
+    """The best single plan of the exam: all layers four times as wide, before the first epoch."""
+
+    def acts_again(self, env: int, view: EnvView) -> bool:
+        return True
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        for slot in SLOTS:
+            if view.epoch == 0 and view.legal(Op.GERMINATE, slot, "widen_x4"):
+                return self.spec.encode(Op.GERMINATE, slot, "widen_x4")
+        return self.spec.encode(Op.WAIT)
+
+
+def judge(make: Callable[[VariedVectorEnv], Controller]) -> Floats:
+    """Returns the score of each context, and the doublings of its parameters, [2, contexts]."""
+    config = TrainingConfig().with_values(env={"n_envs": CONTEXTS})
+    with closing(VariedVectorEnv(config)) as env:
+        env.configure(learns=False)
+        played = play_round(env, make(env), seed=JUDGED)
+        doublings = np.log2(played.parameters / env.first_parameters)
+        return np.stack([env.test_accuracy(), doublings])
+
+
+def rule(kind: type[PerEnvController]) -> Callable[[VariedVectorEnv], Controller]:
+    return lambda env: kind(env.action_spec, env.layout, env.num_envs)
+
+
+def told(name: str, found: Floats, alone: Floats, note: str = "") -> None:
+    gain = found[0] - alone[0]
+    error = 1.96 * gain.std() / np.sqrt(len(gain))
+    print(
+        f"{name:28s} {gain.mean():+.2f} ± {error:.2f} pp beside hosts left alone, "
+        f"{found[1].mean():.2f} doublings{note}",
+        flush=True,
+    )
+
+
+def train(seed: int, rounds: int, rate: float | None, alone: Floats) -> Floats:
+    """Trains an agent, and returns how it is judged at the end."""
+    config = TrainingConfig().with_values(run={"seed": seed})
+    began = time.time()
+    with closing(VariedVectorEnv(config)) as env:
+        ppo = env.config.ppo
+        if rate is not None:
+            ppo = ppo.model_copy(update={"learning_rate": rate})
+        agent = PPOAgent(env.action_spec, env.layout, env.num_envs, ppo, seed)
+        for number in range(rounds):
+            agent.progress = number / rounds
+            first = seed if number == 0 else None
+            agent.update(play_round(env, agent, seed=first, learner=agent).observation)
+        found = judge(
+            lambda judged: agent.clone_policy(judged.num_envs, seed, greedy=True)
+        )
+    name = f"ppo, seed {seed}" + ("" if rate is None else f", rate {rate:g}")
+    told(name, found, alone, f"; {time.time() - began:.0f} s")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=FIRST_SEED)
+    parser.add_argument("--rounds", type=int, default=30)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    alone = judge(rule(NoGrowth))
+    for kind in (RandomController, FourTimes, AdvisedController):
+        told(kind.__name__, judge(rule(kind)), alone)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    still = [train(seed, 1, 1e-12, alone) for seed in seeds]
+    trained = [train(seed, chosen.rounds, None, alone) for seed in seeds]
+    told("mean of ppo at rate 0", np.mean(still, axis=0), alone)
+    told("mean of ppo", np.mean(trained, axis=0), alone)
+    told("ppo minus itself at rate 0", np.mean(trained, axis=0), np.mean(still, axis=0))
+
+
+if __name__ == "__main__":
+    main()

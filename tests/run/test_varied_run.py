@@ -1,0 +1,79 @@
+"""Runs on hosts that differ: from the untrained agent to the comparison."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from esper.compare.evaluate import evaluate_controller
+from esper.config import TrainingConfig
+from esper.run.experiment import Experiment
+from esper.show.console import lines
+from esper.show.read import open_run
+from esper.telemetry.event import AgentValidated, RoundCompleted
+from tests.env.test_varied import SHORT
+from tests.run.run_helpers import Does, Recorder, of_kind, round_ends, same_run
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.env.varied.LAW", SHORT)
+
+
+def config(controller: str = "ppo", pairs: int = 4) -> TrainingConfig:
+    return TrainingConfig.parse(
+        {
+            "task": {"name": "varied"},
+            "env": {"n_envs": 4},
+            "run": {"rounds": 2, "evaluation_pairs": pairs, "controller": controller},
+            "ppo": {"width": 16, "validate_every": 1, "update_epochs": 2},
+        }
+    )
+
+
+def test_a_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    Experiment(config(), tmp_path / "whole").run()
+    stops = Does(round_ends(1), lambda: experiment.stop())
+    experiment = Experiment(config(), tmp_path / "cut", callbacks=[stops])
+    assert experiment.run().interrupted
+    Experiment.resume(tmp_path / "cut").run()
+    same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
+    tmp_path: Path,
+) -> None:
+    seen = Recorder()
+    summary = Experiment(config(), tmp_path / "r", callbacks=[seen]).run()
+    first, *later = of_kind(seen, AgentValidated)
+    assert first.round == 0
+    assert set(first.rules) == {"none", "advisor"}
+    assert [event.round for event in later] == [1, 2]
+    assert not any(event.rules for event in later)
+    assert summary.score.name == "return"
+    assert {found.pair.name_b for found in summary.comparisons} == {
+        "none",
+        "random",
+        "advisor",
+    }
+    # There is no curve of other hosts that these could be compared with.
+    view = open_run(tmp_path / "r").view
+    (words,) = lines(of_kind(seen, RoundCompleted)[-1], view, "")
+    assert "not a number" not in words
+    assert not view.has_baseline
+
+
+def test_a_rule_and_an_agent_play_the_same_contexts(tmp_path: Path) -> None:
+    """Hosts left alone have the same returns beside either."""
+    alone = {}
+    for name, controller in (("rule", "advisor"), ("agent", "ppo")):
+        summary = Experiment(config(controller, pairs=8), tmp_path / name).run()
+        alone[name] = next(
+            c.pair for c in summary.comparisons if c.pair.name_b == "none"
+        )
+    assert math.isfinite(alone["rule"].mean_b)
+    evaluated = evaluate_controller(str(tmp_path / "agent"), tmp_path / "e").run()
+    found = [host.accuracy for host in evaluated.hosts["none"]]
+    assert sum(found) / len(found) == pytest.approx(alone["agent"].mean_b)
