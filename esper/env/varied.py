@@ -155,7 +155,11 @@ class DrawnHosts(TrainingBackend):
         executor = make_executor(config.run, torch.device("cpu"))
         self.execution = prepare_hosts(config.run, hosts, executor)
         first = self._merger(hosts[0], self.contexts[0])
-        super().__init__(HostTrainer(hosts[0].task, hosts, executor), first.catalog, spans)
+        super().__init__(
+            HostTrainer(hosts[0].task, hosts, executor),
+            first.catalog,
+            spans,
+        )
         # So they are in all hosts, also if the first one is too wide for some.
         self.at_once = np.ones(len(self.spec.blueprints), dtype=np.bool_)
         self.only_added = np.ones(len(self.spec.blueprints), dtype=np.bool_)

@@ -327,7 +327,12 @@ class PPORun(LearningAgent):
             self.best_return = achieved
             self.best_round = number
             self.best = copy.deepcopy(self.ppo.policy_state())
-        return AgentValidated(number, achieved, self.best_round, rules)
+        return AgentValidated(
+            number,
+            achieved,
+            self.best_round,
+            rules,
+        )
 
     def validation_return(
         self,
