@@ -110,13 +110,16 @@ def classes(world: Rig) -> list[tuple[float, ...]]:
 def test_an_episode_ends_with_the_accuracy_of_the_committed_network_on_each_class() -> (
     None
 ):
-    with rig(n_envs=2, horizon=7) as world:
+    with rig(n_envs=2, horizon=10) as world:
         world.grow("r0c0", SeedStage.FOSSILIZED)
+        world.grow("r0c1", SeedStage.BLENDING, env=1)
         world.step()
         shares = np.bincount(digits().validation.y) / len(digits().validation)
         by_class = np.array(classes(world))
         assert by_class.shape == (2, 10)
-        assert by_class @ shares == pytest.approx(world.env.state.committed)
+        state = world.env.state
+        assert by_class @ shares == pytest.approx(state.committed)
+        assert state.accuracy[1] != state.committed[1]
         assert len(set(by_class[0])) > 1
 
 

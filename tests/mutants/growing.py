@@ -56,6 +56,27 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_grower.py::test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was",
         ),
         Fault(
+            "seeds follow betas only",
+            "esper/grower/stepping.py",
+            "    return tuple(key for key in arguments if key in options and key not in NOT_INHERITED)\n",
+            '    return tuple(key for key in arguments if key in options and key == "betas")\n',
+            "tests/grower/test_optimizer.py::test_a_seed_has_the_options_that_a_loop_gives_its_layer",
+        ),
+        Fault(
+            "a Grower goes on after its end",
+            "esper/grower/env.py",
+            "    if groups.closed:\n        raise",
+            "    if False:\n        raise",
+            "tests/grower/test_checks.py::test_after_its_end_a_grower_only_tells_what_grew",
+        ),
+        Fault(
+            "a saved transformer forgets the widths of its layers",
+            "esper/hosts/seed_state.py",
+            '"seeds": seeds, "shapes": shapes}',
+            '"seeds": seeds, "shapes": {}}',
+            "tests/integrations/test_pretrained.py::test_blocks_of_different_widths_are_refused_by_others_and_loaded_by_esper",
+        ),
+        Fault(
             "two Growers on one optimizer name their groups alike",
             "esper/grower/stepping.py",
             "    while taken.intersection(labels.values()):\n",

@@ -7,6 +7,48 @@ from tests.fault import Fault
 MUTANTS: dict[str, list[Fault]] = {
     "runs and comparisons": [
         Fault(
+            "minimal telemetry reports hosts",
+            "esper/env/vector_env.py",
+            "emit is not ignore and config.telemetry.of_hosts",
+            "emit is not ignore",
+            "tests/env/test_reporting.py::test_the_level_says_whether_hosts_and_waits_are_reported",
+        ),
+        Fault(
+            "debug leaves out the decisions to wait",
+            "esper/env/reporting.py",
+            " | self.config.telemetry.debug)",
+            ")",
+            "tests/env/test_reporting.py::test_the_level_says_whether_hosts_and_waits_are_reported",
+        ),
+        Fault(
+            "accuracy by class is that of the host with its growing seeds",
+            "esper/training/counterfactual.py",
+            "self.correct[self.row_of[self.committed]], classes)",
+            "self.correct[self.row_of[self.all_on]], classes)",
+            "tests/env/test_reporting.py::test_an_episode_ends_with_the_accuracy_of_the_committed_network_on_each_class",
+        ),
+        Fault(
+            "a Grower reports whatever the level",
+            "esper/grower/grower.py",
+            "    if grower.config.telemetry.of_hosts:\n",
+            "    if True:\n",
+            "tests/grower/test_log.py::test_the_level_says_what_a_loop_reports_and_changes_none_of_its_steps",
+        ),
+        Fault(
+            "a file that is not there is looked for late",
+            "esper/agents/spec.py",
+            "        if self.path and not Path(self.path).exists():\n",
+            "        if False:\n",
+            "tests/cli/test_group.py::test_wrong_input_is_refused_without_loading_torch",
+        ),
+        Fault(
+            "an empty reference is none",
+            "esper/compare/comparison_run.py",
+            "    if named is None:\n        reference",
+            "    if not named:\n        reference",
+            "tests/cli/test_input.py::test_every_option_answers_odd_values[compare --reference]",
+        ),
+        Fault(
             "`uniform` takes the blueprint farthest from the grown size",
             "benchmarks/alternatives.py",
             "row, name = min(sizes, key=",
