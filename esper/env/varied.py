@@ -82,7 +82,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
     """Returns the config with this task's sizes and values in place of defaults.
 
-    Episodes are drawn from ``law``; None: from ``LAW``. Raises ConfigError for values that hosts which differ cannot have.
+    Episodes are drawn from ``law``; None: from ``LAW``. Raises ConfigError for values that such hosts cannot have.
     """
     law = law or LAW
     default = TrainingConfig().model_dump()
