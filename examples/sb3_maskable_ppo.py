@@ -1,6 +1,6 @@
 """MaskablePPO of sb3-contrib on all hosts of a vector env together; needs sb3-contrib.
 
-python examples/sb3_maskable_ppo.py [ROUNDS]
+python examples/sb3_maskable_ppo.py [ROUNDS] [planted or varied]
 """
 
 import sys
@@ -18,7 +18,23 @@ from esper.env.flat_action import FlatActionVector
 ROUNDS = 13
 if len(sys.argv) > 1:
     ROUNDS = int(sys.argv[1])
-HOSTS, EPOCHS = 64, 25  # a round is one episode of each host, 1,600 steps
+TASK = "planted"
+if len(sys.argv) > 2:
+    TASK = sys.argv[2]
+HOSTS, EPOCHS = 64, 25  # a round is 1,600 steps, about one episode of each host
+
+# No pruning, and gates that open by themselves: the agent decides what to plant and keep.
+LESSON = {
+    "episode_length": EPOCHS,
+    "min_prune_age": EPOCHS,
+    "auto_advance": ["G1", "G2", "G3"],
+}
+GAMMA = 0.995
+if (
+    TASK == "varied"
+):  # which draws the lengths of episodes, and pays accuracy minus price
+    LESSON = {}
+    GAMMA = 1.0
 
 
 class HostsVecEnv(VecEnv):
@@ -68,14 +84,8 @@ class HostsVecEnv(VecEnv):
         self.env.close()
 
 
-# No pruning, and gates that open by themselves: the agent decides what to plant and keep.
 envs = gymnasium.make_vec(
-    "esper.env:esper/Growth-v0",
-    num_envs=HOSTS,
-    task="planted",
-    episode_length=EPOCHS,
-    min_prune_age=EPOCHS,
-    auto_advance=["G1", "G2", "G3"],
+    "esper.env:esper/Growth-v0", num_envs=HOSTS, task=TASK, **LESSON
 )
 monitored = VecMonitor(HostsVecEnv(FlatActionVector(envs)))
 venv = VecNormalize(monitored, norm_reward=False)
@@ -86,7 +96,7 @@ model = MaskablePPO(
     batch_size=800,
     n_epochs=6,
     learning_rate=2e-3,
-    gamma=0.995,
+    gamma=GAMMA,
     seed=0,
 )
 model.learn(HOSTS * EPOCHS * ROUNDS)
