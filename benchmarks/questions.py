@@ -103,6 +103,7 @@ RANKS_BY_NEED = {
     "edits_per_epoch": 4,
     "need_every": 1,
     "parameter_budget": 0.133,
+    "counterfactual_every": 10,
 }
 """LoRAs of rank 2 that merge, at most as many parameters as rank 4 in all linear layers."""
 TWO, THREE, LAST = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2"), ("r1c1",)

@@ -14,11 +14,14 @@ from esper.core.blueprints.adapted import AdaptedLinear, rank_of
 from esper.core.site import Role
 from esper.core.stage import SeedStage as S
 from esper.files.grown_host import committed_network, export, load_host
+from esper.hosts.graft import GraftedHost, graft
+from esper.training.host_state import host_state, load_host_state
 from esper.training.host_training import HostTraining
 from esper.training.merging import merge_fossils
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import plant, train
-from tests.training.test_merging import require_same, state_of
+from tests.training.test_merging import Mlp, require_same, state_of
+from tests.training.test_merging import training_of as graft_training
 from tests.training.test_merging_transformers import (
     again,
     host_of,
@@ -127,6 +130,25 @@ def test_averages_of_a_merged_seed_are_of_as_many_steps_as_the_adapter() -> None
     assert int(state["step"]) > int(of_seed["step"])
     factor = (1 - beta ** int(state["step"])) / (1 - beta ** int(of_seed["step"]))
     torch.testing.assert_close(state["exp_avg"][2:], factor * of_seed["exp_avg"])
+
+
+def test_the_rank_of_a_layer_of_a_grafted_network_grows() -> None:
+    def build() -> GraftedHost:
+        sites = {"r3c0": "fc1 -> fc1"}
+        return graft(Mlp(), sites, topology="mlp", example=torch.zeros(2, 1, 8, 8))
+
+    training = graft_training(build, freeze="body")
+    for rank in (2, 4, 6):
+        site = plant(training, "r3c0", "lora_2", stage=S.FOSSILIZED)
+        train(training, 2)
+        assert merge_fossils(training, ["r3c0"]) == {}
+        assert not site.place.obstacle
+        assert rank_of(site.place.layers[0]) == rank
+    made = graft_training(build, freeze="body")
+    load_host_state(made, host_state(training), BLUEPRINTS)
+    train(training, 2)
+    train(made, 2)
+    require_same(training, made)
 
 
 def test_a_rollback_returns_to_the_rank_of_its_snapshot() -> None:
