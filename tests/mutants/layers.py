@@ -151,4 +151,34 @@ MUTANTS: dict[str, list[Fault]] = {
             f"{SHRINKING}a_resumed_host_that_shrinks_to_its_first_layers_has_its_first_sizes",
         ),
     ],
+    "ranks and wider layers": [
+        Fault(
+            "a LoRA of a frozen layer changes the frozen weights",
+            "esper/hosts/widen.py",
+            "    if beside:\n",
+            "    if False:\n",
+            "tests/core/blueprints/test_adapted.py::test_the_rank_of_a_frozen_layer_grows_in_one_slot",
+        ),
+        Fault(
+            "a frozen layer needs a LoRA for what its weights cannot change",
+            "esper/hosts/need.py",
+            "loss * (1 - share if _changes_weights(place) else share)",
+            "loss * share",
+            "tests/hosts/test_need.py::test_a_frozen_layer_needs_a_lora_for_what_its_weights_could_change",
+        ),
+        Fault(
+            "hosts that merge are offered what fitted their first widths",
+            "esper/env/vector_env.py",
+            "grows=config.env.merge,",
+            "grows=False,",
+            "tests/env/test_merging.py::test_a_blueprint_that_fits_only_a_wider_layer_may_be_planted_once_it_is_wider",
+        ),
+        Fault(
+            "the statistics of a BatchNorm stay those of a trial pass",
+            "esper/hosts/example.py",
+            "buffer._version != version or _differ(buffer, value)",
+            "buffer._version != version",
+            "tests/hosts/test_example.py::test_statistics_of_a_batch_norm_are_restored_after_a_training_pass",
+        ),
+    ],
 }
