@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.blueprints.adapted import AdaptedLinear
 from esper.core.ramps import STYLES
 from esper.core.site import seed_of
 from esper.hosts.between import Between, place_of
@@ -141,7 +142,7 @@ def note_seeds(network: nn.Module) -> None:
         if old is not None and not is_note(old):
             continue  # a quantized model, which is loaded as such
         seeds = [recipe_in(model, hook) for _, _, hook in hooks_of(model) if hook.seed is not None]
-        shapes = _note_widths(model, config)
+        shapes = _note_widths(model, config) | _shapes_of_adapters(model)
         if seeds or shapes:
             config.quantization_config = {"needs": NEEDS, "seeds": seeds, "shapes": shapes}
         elif old is not None:
@@ -171,6 +172,16 @@ def _note_widths(model: nn.Module, config: Any) -> dict[str, list[int]]:
             return {}
         setattr(config, key, value)
     return wider
+
+
+def _shapes_of_adapters(model: nn.Module) -> dict[str, list[int]]:
+    """Returns the shapes of the adapters of frozen layers, by name."""
+    shapes = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, AdaptedLinear):
+            for name, shape in shapes_of(layer.adapter).items():
+                shapes[f"{path}.adapter.{name}"] = list(shape)
+    return shapes
 
 
 UNSET_WIDTHS = ("n_inner",)

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from esper.core.action import Op
+from esper.core.blueprints.adapted import rank_of
 from esper.integrations.pretrained import from_pretrained
 from tests.grower.loops import LENIENT, do, plant, script
 
@@ -249,4 +250,32 @@ def test_a_kept_seed_beside_wider_layers_is_saved_with_both(tmp_path: Path) -> N
     network: Any = grower.finish().eval()
     network.save_pretrained(tmp_path)
     back = from_pretrained(GPT2LMHeadModel, tmp_path).eval()
+    assert torch.equal(back(IDS).logits, network(IDS).logits)
+
+
+def test_a_frozen_model_is_saved_with_the_ranks_that_have_grown(tmp_path: Path) -> None:
+    model = llama()
+    model.model.requires_grad_(False)
+    grower = esper.Grower(
+        model,
+        {"r3c0": LORA[llama]},
+        torch.optim.AdamW(model.parameters(), 1e-2),
+        script({0: plant("r3c0", "lora_2"), 2: plant("r3c0", "lora_2")}),
+        6,
+        topology="transformer",
+        config=LENIENT.with_values(env={"at_once": True}),
+        merge=True,
+    )
+    for _ in range(6):
+        model.train()
+        model.zero_grad()
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        grower.groups.optimizer.step()
+        grower.step(lambda model: float(-model.eval()(IDS, labels=IDS).loss))
+    network: Any = grower.finish().eval()
+    assert rank_of(network.get_submodule("model.layers.1.self_attn.q_proj")) == 4
+    network.save_pretrained(tmp_path)
+    with pytest.raises((RuntimeError, ValueError)):
+        type(network).from_pretrained(tmp_path)
+    back = from_pretrained(type(network), tmp_path).eval()
     assert torch.equal(back(IDS).logits, network(IDS).logits)
