@@ -471,20 +471,17 @@ def trial_merges(
 def rows_of(sites: Sequence[FoundSite]) -> list[tuple[str, ...]]:
     """Returns the cells of a table of ``sites``, its heads first."""
     rows: list[tuple[str, ...]] = [
-        ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")
+        ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges", "need")
     ]
-    measured = any(site.need is not None for site in sites)
-    if measured:
-        rows = [(*rows[0], "need")]
     for site in sites:
-        first, *others = [_words(site, name, price) for name, price in site.blueprints.items()]
+        first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
         merges = "yes" if site.merges else "no"
-        need = []
-        if measured:
-            need = ["" if site.need is None else f"{site.need:.3g}"]
-        rows.append((site.path, site.kind, layout, str(site.width), first, merges, *need))
-        rows += [("", "", "", "", other, "", *[""] * len(need)) for other in others]
+        need = "" if site.need is None else f"{site.need:.3g}"
+        rows.append((site.path, site.kind, layout, str(site.width), first, merges, need))
+        rows += [("", "", "", "", other, "", "") for other in others]
+    if all(site.need is None for site in sites):
+        rows = [row[:-1] for row in rows]
     return rows
 
 
