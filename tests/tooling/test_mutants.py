@@ -32,6 +32,7 @@ SUBJECTS = (
     "numbers",
     "compiled steps",
     "ranks",
+    "ranks and wider layers",
     "hosts that start from trained ones",
     "wider at once",
     "the tuned baseline",

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.core.blueprints import BLUEPRINTS, source
-from esper.core.blueprints.elementwise import is_elementwise
 from esper.core.place import Features, Place
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import SegmentedHost
 from esper.hosts.transformer import CausalAttention, TransformerHost
+from tests.core.blueprints.test_elementwise import Swish
 
 HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "plain": lambda: CNNHost(1, 10, base=3, blocks=2, pool_last=False),
@@ -312,56 +312,6 @@ def test_new_layers_are_drawn_as_the_hosts_own() -> None:
     std = float(widened[0].weight.std())  # type: ignore[index, union-attr, operator, arg-type]
     assert math.isclose(std, 0.02, rel_tol=0.2)
     assert float(widened[0].bias.abs().max()) == 0  # type: ignore[index, union-attr, operator, arg-type]
-
-
-class Swish(nn.Module):
-    """An activation as libraries write their own."""
-
-    def __init__(self, beta: float = 1.0) -> None:
-        super().__init__()
-        self.beta = beta
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.beta * x)
-
-
-class OwnDropout(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, 0.5, self.training)
-
-
-class Reversed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(-1)
-
-
-@pytest.mark.parametrize(
-    ("layer", "wanted"),
-    [
-        (Swish(), True),
-        (nn.GELU(), True),
-        (nn.Softmax(dim=-1), False),
-        (nn.LayerNorm(4, elementwise_affine=False), False),
-        (nn.PReLU(), False),
-        (OwnDropout(), False),
-        (Reversed(), False),
-        (nn.Flatten(), False),
-        (nn.Bilinear(4, 4, 4), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_activations_of_other_libraries_are_found_by_trying_them(
-    layer: nn.Module, wanted: bool
-) -> None:
-    assert is_elementwise(layer) is wanted
-
-
-def test_an_activation_is_tried_with_its_hooks() -> None:
-    layer = nn.ReLU()
-    layer.register_forward_hook(lambda _layer, _args, output: output.clone())
-    assert is_elementwise(layer)
-    layer.register_forward_hook(lambda _layer, _args, output: output.flip(-1))
-    assert not is_elementwise(layer)
 
 
 def test_a_widening_takes_over_an_activation_of_ones_own() -> None:
