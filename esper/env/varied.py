@@ -293,7 +293,7 @@ class VariedVectorEnv(SlotVectorEnv):
             first,
             Setting(**zeros),
             autoreset_mode,
-            emit,
+            emit if config.telemetry.of_hosts else None,
         )
         self.choices = first.of_envs(envs, OF_FIRST)
         self.offers = first.of_envs(envs, OF_FIRST)

@@ -166,14 +166,15 @@ def _by_round(view: RunView) -> list[Block]:
 def _by_class(view: RunView) -> list[Block]:
     """Accuracy on each class, of hosts left alone and of the newest complete round's."""
     completed = view.of(events.EpisodeCompleted)
-    found = [e.class_accuracy for e in completed if e.episode == completed[-1].episode and e.class_accuracy]
     baseline = view.last(events.BaselineMeasured)
-    if baseline is None or not baseline.class_accuracy or not found:
+    if baseline is None or not baseline.class_accuracy:
         return []
+    newest = [e.class_accuracy for e in completed if e.episode == completed[-1].episode]
+    found = [of_host for of_host in newest if len(of_host) == len(baseline.class_accuracy)]
     score = view.score
     rows = []
     for label, (alone, *hosts) in enumerate(zip(baseline.class_accuracy, *found, strict=True)):
-        grown = math.fsum(hosts) / len(hosts)
+        grown = math.fsum(hosts) / len(hosts) if hosts else math.nan
         if not math.isnan(grown):
             values = [score.value(alone, unit=False), score.value(grown, unit=False)]
             rows.append([str(label), *values, score.difference(grown - alone, unit=False)])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from esper.config import ConfigError
-from esper.data.names import NAMES, SIMULATED, require_task
+from esper.data.names import ENV_ONLY, NAMES, require_task
 from esper.data.tasks import TASKS
 
 
 def test_the_names_are_those_of_the_tasks() -> None:
-    assert (*TASKS, *SIMULATED) == NAMES
+    assert (*TASKS, *ENV_ONLY) == NAMES
 
 
 def test_a_misspelt_name_is_refused_with_the_known_ones() -> None:
@@ -23,8 +24,11 @@ def test_a_misspelt_name_is_refused_with_the_known_ones() -> None:
         require_task("diggits")
 
 
-def test_names_of_files_are_left_alone() -> None:
-    require_task("mine.py:make")
+def test_a_file_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'mine.py:make': mine.py does not exist"):
+        require_task("mine.py:make")
+    (tmp_path / "mine.py").touch()
+    require_task(f"{tmp_path}/mine.py:make")
     require_task("planted")
 
 

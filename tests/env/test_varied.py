@@ -231,6 +231,15 @@ def test_each_episode_is_reported_with_its_context() -> None:
         assert ended[row].epochs == context.epochs
 
 
+def test_minimal_telemetry_reports_no_contexts() -> None:
+    seen: list[Event] = []
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": 2}, "telemetry": {"level": "minimal"}, "ppo": {"group": 1}}
+    )
+    VariedVectorEnv(config, seen.append, law=SHORT).reset(seed=0)
+    assert seen == []
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -165,6 +165,11 @@ def test_classes_without_samples_or_without_hosts_alone_have_no_row() -> None:
     host = dataclasses.replace(EPISODE, class_accuracy=(60.0, math.nan))
     rows = table(accuracy(viewed(baseline, host)), "Accuracy by class").rows
     assert rows == [["0", "50.00", "60.00", "+10.00"]]
+    other = dataclasses.replace(host, env=1, class_accuracy=(60.0, 1.0, 2.0))
+    assert (
+        table(accuracy(viewed(baseline, host, other)), "Accuracy by class").rows == rows
+    )
+    assert "by class" not in str(accuracy(viewed(baseline, other)))
     old = dataclasses.replace(baseline, class_accuracy=())
     assert "by class" not in str(accuracy(viewed(old, host)))
 
