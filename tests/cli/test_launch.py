@@ -85,14 +85,14 @@ def gone(ids: list[int]) -> bool:
     [
         (
             ("--processes", "0"),
-            "--processes is '0': give a number of processes, at least 1, or auto",
+            "--processes is '0': give a number of processes, 1 to 9999, or auto",
         ),
         (("--processes", "two"), "--processes is 'two'"),
         (
             ("--max-restarts", "1"),
             "--max-restarts is for --processes; torchrun has an option of this name itself",
         ),
-        (("--rank-timeout", "0"), "0.0 is not in the range x>0"),
+        (("--rank-timeout", "0"), "0.0 is not in the range 0<x<=1000000.0"),
         (("--processes", "2", "--set", "env.n_envs=none"), "env.n_envs"),
         (("--processes", "auto", "--device", "gpu"), "device 'gpu'"),
     ],
