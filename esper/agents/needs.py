@@ -41,12 +41,4 @@ def with_needs(controller: str | Callable[..., Any], config: TrainingConfig) -> 
     needs = NEEDS.get(ControllerSpec.of(controller).name)
     if needs is None:
         return config
-    default = TrainingConfig().model_dump()
-    given = config.model_dump()
-    chosen: dict[str, dict[str, Any]] = {}
-    for section, values in needs.items():
-        chosen[section] = {}
-        for name, value in values.items():
-            if given[section][name] == default[section][name]:
-                chosen[section][name] = value
-    return config.with_values(**chosen)
+    return config.with_defaults(**needs)

@@ -309,6 +309,18 @@ class TrainingConfig(Section):
         """Returns a copy with some values replaced: ``config.with_values(run={"seed": 3})``. Raises ConfigError."""
         return self.parse(self.tables_with(sections))
 
+    def with_defaults(self, **sections: dict[str, Any]) -> Self:
+        """Returns a copy with these values, by section and name, where the config has defaults. Raises ConfigError."""
+        default = TrainingConfig().model_dump()
+        given = self.model_dump()
+        chosen: dict[str, dict[str, Any]] = {}
+        for section, values in sections.items():
+            chosen[section] = {}
+            for name, value in values.items():
+                if given[section][name] == default[section][name]:
+                    chosen[section][name] = value
+        return self.with_values(**chosen)
+
     def tables_with(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Returns the config as nested tables, with the values of ``sections`` replaced."""
         tables = self.model_dump()

@@ -85,27 +85,22 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
     Episodes are drawn from ``law``; None: from ``LAW``. Raises ConfigError for values that such hosts cannot have.
     """
     law = law or LAW
-    default = TrainingConfig().model_dump()
-    given = config.model_dump()
-    tables: dict[str, dict[str, Any]] = {}
-    for section, values in NEEDS.items():
-        tables[section] = {}
-        for name, value in values.items():
-            if given[section][name] == default[section][name]:
-                tables[section][name] = value
     env = config.env
     longest = max(law.cnn_epochs[1], law.mlp_epochs[1])
-    tables["env"] |= {
+    sizes: dict[str, Any] = {
         "n_envs": env.n_envs or N_ENVS,
         "episode_length": longest,
         "slots": SLOTS,
         "at_once": True,
     }
-    if "group" not in config.ppo.model_fields_set and tables["env"]["n_envs"] % GROUP == 0:
-        tables["ppo"]["group"] = GROUP
-    tables["task"] = {"precision": "float32"}
-    tables["run"] = {"rounds": config.run.rounds or ROUNDS}
-    resolved = ResolvedConfig.parse(config.tables_with(tables))
+    tables: dict[str, dict[str, Any]] = {
+        "env": sizes,
+        "task": {"precision": "float32"},
+        "run": {"rounds": config.run.rounds or ROUNDS},
+    }
+    if "group" not in config.ppo.model_fields_set and sizes["n_envs"] % GROUP == 0:
+        tables["ppo"] = {"group": GROUP}
+    resolved = ResolvedConfig.parse(config.with_defaults(**NEEDS).tables_with(tables))
     others = set(resolved.env.blueprints or ()) - set(BLUEPRINTS_OFFERED)
     if others or resolved.reward.mode != "priced":
         raise ConfigError(

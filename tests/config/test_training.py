@@ -92,3 +92,11 @@ def test_removed_keys_are_ignored_with_their_defaults_and_refused_otherwise() ->
     assert TrainingConfig.parse(old) == TrainingConfig()
     with pytest.raises(ConfigError, match=r"env\.recalibrate is no longer there: all"):
         TrainingConfig.parse({"env": {"recalibrate": True}})
+
+
+def test_values_take_the_place_of_defaults_only() -> None:
+    config = TrainingConfig().with_values(env={"max_seeds": 2})
+    found = config.with_defaults(
+        env={"max_seeds": 5, "edits_per_epoch": 4}, run={"seed": 3}
+    )
+    assert (found.env.max_seeds, found.env.edits_per_epoch, found.run.seed) == (2, 4, 3)
