@@ -39,7 +39,8 @@ def command(observation: bool, config: bool, task: str | None) -> None:
     if task is not None and not observation:
         raise ConfigError("--task is for --observation; give that, too")
     if observation:
-        task = "digits" if task is None else task
+        if task is None:
+            task = "digits"
         require_task(task)
         from esper.core.blueprints import BLUEPRINTS
         from esper.core.observation import ObservationLayout

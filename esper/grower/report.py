@@ -343,7 +343,9 @@ def units_in(site: Site) -> tuple[int, int] | None:
     if site.planted is None:
         return None
     after = units_with(site.planted.blueprint.name, site.place)
-    return None if after is None else (width_at(site.place), after)
+    if after is None:
+        return None
+    return width_at(site.place), after
 
 
 def _known(value: float, points: float) -> float | None:

@@ -326,7 +326,9 @@ def check_file(path: Path) -> None:
 def score_of(views: Iterable[RunView]) -> ScoreUnit:
     """Returns the unit in which the score of all views is shown: percentage points if they have different ones."""
     scores = {view.score for view in views}
-    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
+    if len(scores) == 1:
+        return scores.pop()
+    return ScoreUnit("score", "pp")
 
 
 def units(views: Iterable[RunView]) -> str:

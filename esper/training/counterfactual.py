@@ -228,8 +228,10 @@ class CounterfactualHelper:
     def by_class(self, labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
         """Returns the accuracy of the committed network on samples with each of ``labels`` [n], pp; NaN without any."""
         right = np.bincount(labels, self.correct[self.row_of[self.committed]], classes)
+        count = np.bincount(labels, minlength=classes)
         with np.errstate(invalid="ignore"):  # classes without samples
-            return tuple((100.0 * right / np.bincount(labels, minlength=classes)).tolist())
+            points = 100.0 * right / count
+        return tuple(points.tolist())
 
     def interaction(self, slot: str) -> float | None:
         """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured.
