@@ -103,6 +103,7 @@ def test_seeds_are_noted_once_with_paths_from_the_outermost_model_and_go_with_th
     assert note == {
         "needs": NEEDS,
         "seeds": [{"path": "inner", "name": "r0c0", "alpha": 0.5, "blueprint": "lora"}],
+        "shapes": {},
     }
     assert is_note(note)
     unregister(model, hook)
