@@ -474,7 +474,7 @@ def rows_of(sites: Sequence[FoundSite]) -> list[tuple[str, ...]]:
         ("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges", "need")
     ]
     for site in sites:
-        first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
+        first, *others = [_words(site, name, price) for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
         merges = "yes" if site.merges else "no"
         need = "" if site.need is None else f"{site.need:.3g}"
