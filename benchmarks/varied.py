@@ -27,7 +27,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.core.arrays import Floats, Ints
-from esper.env.varied import SLOTS, VariedVectorEnv
+from esper.env.varied import GROUP, SLOTS, VariedVectorEnv
 from esper.run.rollout import play_round
 
 JUDGED = 2**31 + 99
@@ -74,9 +74,11 @@ def told(name: str, found: Floats, alone: Floats, note: str = "") -> None:
     )
 
 
-def train(seed: int, rounds: int, rate: float | None, alone: Floats) -> Floats:
+def train(
+    seed: int, rounds: int, rate: float | None, group: int, alone: Floats
+) -> Floats:
     """Trains an agent, and returns how it is judged at the end."""
-    config = TrainingConfig().with_values(run={"seed": seed})
+    config = TrainingConfig.parse({"run": {"seed": seed}, "ppo": {"group": group}})
     began = time.time()
     with closing(VariedVectorEnv(config)) as env:
         ppo = env.config.ppo
@@ -100,14 +102,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--group", type=int, default=GROUP)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     alone = judge(rule(NoGrowth))
     for kind in (RandomController, FourTimes, AdvisedController):
         told(kind.__name__, judge(rule(kind)), alone)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    still = [train(seed, 1, 1e-12, alone) for seed in seeds]
-    trained = [train(seed, chosen.rounds, None, alone) for seed in seeds]
+    still = [train(seed, 1, 1e-12, chosen.group, alone) for seed in seeds]
+    trained = [train(seed, chosen.rounds, None, chosen.group, alone) for seed in seeds]
     told("mean of ppo at rate 0", np.mean(still, axis=0), alone)
     told("mean of ppo", np.mean(trained, axis=0), alone)
     told("ppo minus itself at rate 0", np.mean(trained, axis=0), np.mean(still, axis=0))

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from esper.agents.spec import ControllerSpec
 from esper.config import TrainingConfig
-from esper.core.action import WIDENINGS
+from esper.core.action import SIZING, WIDENINGS
 
 ADVISOR = "advisor"
-NEEDS: dict[str, dict[str, dict[str, Any]]] = {
-    # All multiples can be had before the first epoch, and are priced by their parameters.
-    ADVISOR: {
-        "env": {
-            "blueprints": tuple(WIDENINGS.values()),
-            "edits_per_epoch": 16,
-            "at_once": True,
-            "parameter_budget": 300.0,
-        },
-        "reward": {"mode": "priced"},
-    },
-}
+NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {ADVISOR: SIZING}
 """Settings by the name of a controller."""
 
 

@@ -199,8 +199,8 @@ class PPOConfig(Section):
     round, too. The agent with the best mean return there is compared and saved. A run of no more rounds has none: there
     is one agent to choose from."""
     group: Count = 1
-    """Number of envs in a row whose episodes are of one context, in the task `varied`. The mean return of the others is
-    taken off each return, as in REINFORCE with a leave-one-out baseline (Kool et al. 2019); 1 takes nothing off."""
+    """Number of consecutive envs in a group, which play one context in the task `varied`. The mean return of the others
+    is subtracted from each return, as in REINFORCE with a leave-one-out baseline (Kool et al. 2019); 1: no groups."""
     episodes_per_update: Count | None = None
     """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

@@ -309,7 +309,7 @@ class TrainingConfig(Section):
         """Returns a copy with some values replaced: ``config.with_values(run={"seed": 3})``. Raises ConfigError."""
         return self.parse(self.tables_with(sections))
 
-    def with_defaults(self, **sections: dict[str, Any]) -> Self:
+    def with_defaults(self, **sections: Mapping[str, Any]) -> Self:
         """Returns a copy with these values, by section and name, where the config has defaults. Raises ConfigError."""
         default = TrainingConfig().model_dump()
         given = self.model_dump()

@@ -62,14 +62,14 @@ class EnvMaker:
         Raises ConfigError for an unknown task, listing the known ones, for sizes that the data cannot fill, and for
         ``ranks`` that outnumber the hosts.
         """
-        config = config.with_values(run={"device": chosen_devices(config.run.device)})
-        if task is not None:
-            config = config.with_values(task={"name": task.name})
-        elif config.task.name in ENV_ONLY:
+        if task is None and config.task.name in ENV_ONLY:
             if ranks is not None:
                 raise ConfigError(f"the hosts of {config.task.name} are in one process, and not spread over ranks")
             module = planted if config.task.name == planted.NAME else varied
             return cls(module.resolve(config), None)
+        config = config.with_values(run={"device": chosen_devices(config.run.device)})
+        if task is not None:
+            config = config.with_values(task={"name": task.name})
         else:
             if ranks is not None:
                 _call_others(ranks, RankServer.load, config)  # while this rank loads it

@@ -370,7 +370,7 @@ def widths_of(
 
 
 def _of(values: Any, env: int, dimensions: int = 0) -> Any:
-    """Returns the entry of an env of a field of Choices that has so many dimensions, or one more for the envs."""
+    """Returns the value of one env: ``values`` have ``dimensions`` if all envs share them, else one more, [E, ...]."""
     return values[env] if np.ndim(values) > dimensions else values
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, Durations, TrainingConfig
 from esper.config.resolved import HostTrainingConfig, ResolvedConfig
-from esper.core.action import WIDENINGS, ActionSpec
+from esper.core.action import SIZING, WIDENINGS, ActionSpec
 from esper.core.arrays import Bools, Floats, Ints
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.state import OF_FIRST, Baseline, Choices, EnvState, EpisodeRules, Setting
@@ -34,6 +34,7 @@ from esper.telemetry.event import ContextDrawn, Event
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
 from esper.training.counterfactual import max_configurations
+from esper.training.execution.multi_gpu import AUTO, devices_of
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
@@ -59,16 +60,8 @@ LAW = Law(SOURCES)
 RETURN = ScoreUnit("return", unit="pp")
 """Score of an episode: accuracy minus price."""
 NEEDS: dict[str, dict[str, Any]] = {
-    "env": {
-        "blueprints": BLUEPRINTS_OFFERED,
-        "edits_per_epoch": 16,
-        "parameter_budget": 300.0,
-    },
-    # Rewards add up to what is judged: score minus price.
-    "reward": {
-        "mode": "priced",
-        "gamma": 1.0,
-    },
+    # Without a discount, rewards add up to what is judged: accuracy minus price.
+    "reward": {"gamma": 1.0},
     "ppo": {
         "gamma": 1.0,
         "practice_steps": 0,
@@ -91,27 +84,27 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
         "n_envs": env.n_envs or N_ENVS,
         "episode_length": longest,
         "slots": SLOTS,
-        "at_once": True,
     }
     tables: dict[str, dict[str, Any]] = {
         "env": sizes,
         "task": {"precision": "float32"},
-        "run": {"rounds": config.run.rounds or ROUNDS},
+        "run": {
+            "rounds": config.run.rounds or ROUNDS,
+            "device": "cpu",
+        },
     }
     if "group" not in config.ppo.model_fields_set and sizes["n_envs"] % GROUP == 0:
         tables["ppo"] = {"group": GROUP}
-    resolved = ResolvedConfig.parse(config.with_defaults(**NEEDS).tables_with(tables))
+    resolved = ResolvedConfig.parse(config.with_defaults(**SIZING).with_defaults(**NEEDS).tables_with(tables))
     others = set(resolved.env.blueprints or ()) - set(BLUEPRINTS_OFFERED)
     if others or resolved.reward.mode != "priced":
         raise ConfigError(
             f"hosts of the task {NAME} are widened, by {', '.join(BLUEPRINTS_OFFERED)}, and pay their price "
             f"(reward.mode=priced); not {', '.join(others) or resolved.reward.mode}"
         )
-    if resolved.env.n_envs % resolved.ppo.group:
-        raise ConfigError(
-            f"env.n_envs is {resolved.env.n_envs}; in the task {NAME} it must be a multiple of ppo.group, "
-            f"{resolved.ppo.group}"
-        )
+    named = config.run.device
+    if named != AUTO and any(device.type != "cpu" for device in devices_of(named)):
+        raise ConfigError(f"run.device is {named}, but hosts of the task {NAME} train on the CPU: omit it")
     if env.episode_length not in (None, longest) or env.slots not in (None, SLOTS):
         raise ConfigError(f"env.episode_length and env.slots are drawn for each episode of the task {NAME}: omit them")
     return resolved
@@ -169,7 +162,13 @@ class DrawnHosts(TrainingBackend):
     ) -> Context:
         """Returns the context of an episode of env ``row``."""
         number = (episode * self.config.env.n_envs + row) // self.group
-        rng = np.random.default_rng(derive_seed(run_seed, 0, number, RngStream.CONTEXT))
+        seed = derive_seed(
+            run_seed,
+            0,
+            number,
+            RngStream.CONTEXT,
+        )
+        rng = np.random.default_rng(seed)
         return self.law.draw(rng)
 
     def sizes_of(self, row: int) -> Choices:
@@ -303,11 +302,10 @@ class VariedVectorEnv(SlotVectorEnv):
     def configure(
         self,
         *,
-        baseline: Baseline | None = None,
-        run_seed: int | None = None,
         learns: bool | None = None,
+        **decided: Any,
     ) -> None:
-        super().configure(baseline=baseline, run_seed=run_seed)
+        super().configure(**decided)
         if learns is False:  # each episode that is judged is of another context
             self.backend.group = 1
 
@@ -321,7 +319,9 @@ class VariedVectorEnv(SlotVectorEnv):
         sizes = self.backend.sizes_of(row)
         self.choices.put(row, sizes, OF_FIRST)
         self.offers.put(row, sizes, OF_FIRST)
-        self.loop.horizons[row] = self.backend.contexts[row].epochs
+        epochs = self.backend.contexts[row].epochs
+        self.loop.horizons[row] = epochs
+        self.loop.plateau_epochs[row] = Durations.of(self.config, epochs).plateau_epochs
         for name, value in asdict(self.backend.setting_of(row)).items():
             getattr(self.setting, name)[row] = value
 

@@ -41,8 +41,6 @@ BASELINES = ("none", "random", "heuristic", "plans")
 """Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
 BASELINES_OF_DRAWN = ("none", "random", "advisor")
 """The same where hosts are drawn for each episode, so that no experience is of the next one."""
-RULES_OF_DRAWN = ("none", "advisor")
-"""Rules whose return on validation hosts is reported beside that of an untrained agent."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
@@ -319,7 +317,7 @@ class PPORun(LearningAgent):
             return None
         rules = {}
         if number == 0:
-            for name in RULES_OF_DRAWN:
+            for name in self.baselines:
                 rules[name] = self.validation_return(between_steps, name)
         achieved = self.validation_return(between_steps)
         self.validated = number
@@ -411,4 +409,10 @@ def _check_learning(config: ResolvedConfig) -> None:
         raise ConfigError(
             f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "
             f"use a multiple of {envs}"
+        )
+    group = config.ppo.group
+    if group > 1 and (envs % group or episodes not in (None, envs)):
+        raise ConfigError(
+            f"ppo.group is {group}: env.n_envs, here {envs}, must be a multiple of it, and ppo.episodes_per_update be "
+            "omitted"
         )

@@ -250,7 +250,7 @@ def test_minimal_telemetry_reports_no_contexts() -> None:
             "reward": {"mode": "shaped", "rent_rate": 1.0},
             "env": {"blueprints": ["conv_light"]},
         },
-        {"env": {"n_envs": 6}, "ppo": {"group": 4}},
+        {"run": {"device": "cuda"}},
     ],
 )
 def test_settings_that_contexts_decide_are_refused(values: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/cli/test_group.py::test_wrong_input_is_refused_without_loading_torch",
         ),
         Fault(
-            "an empty reference is none",
+            "an empty --reference is taken for one that was not given",
             "esper/compare/comparison_run.py",
             "    if named is None:\n        reference",
             "    if not named:\n        reference",

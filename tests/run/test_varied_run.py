@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.compare.evaluate import evaluate_controller
-from esper.config import TrainingConfig
+from esper.config import ConfigError, TrainingConfig
 from esper.run.experiment import Experiment
 from esper.show.console import lines
 from esper.show.read import open_run
@@ -49,7 +49,7 @@ def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
     summary = Experiment(config(), tmp_path / "r", callbacks=[seen]).run()
     first, *later = of_kind(seen, AgentValidated)
     assert first.round == 0
-    assert set(first.rules) == {"none", "advisor"}
+    assert set(first.rules) == {"none", "random", "advisor"}
     assert [event.round for event in later] == [1, 2]
     assert not any(event.rules for event in later)
     assert summary.score.name == "return"
@@ -77,3 +77,27 @@ def test_a_rule_and_an_agent_play_the_same_contexts(tmp_path: Path) -> None:
     evaluated = evaluate_controller(str(tmp_path / "agent"), tmp_path / "e").run()
     found = [host.accuracy for host in evaluated.hosts["none"]]
     assert sum(found) / len(found) == pytest.approx(alone["agent"].mean_b)
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "ppo"),
+    [(6, {"group": 4}), (4, {"group": 2, "episodes_per_update": 8})],
+)
+def test_groups_that_a_round_does_not_fill_are_refused_before_it(
+    n_envs: int, ppo: dict[str, int], tmp_path: Path
+) -> None:
+    """Also on hosts of one task, where the envs of a group play different ones."""
+    for task in ("varied", "planted"):
+        tables = {"task": {"name": task}, "env": {"n_envs": n_envs}, "ppo": ppo}
+        with pytest.raises(ConfigError, match="must be a multiple of it"):
+            Experiment(TrainingConfig.parse(tables), tmp_path / task)
+
+
+def test_an_agent_of_groups_is_compared_on_any_number_of_contexts(
+    tmp_path: Path,
+) -> None:
+    Experiment(config(pairs=0), tmp_path / "r").run()
+    found = evaluate_controller(
+        str(tmp_path / "r"), tmp_path / "e", changes={"run": {"evaluation_pairs": 3}}
+    ).run()
+    assert found.pairs == 3

@@ -162,8 +162,10 @@ def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
 
 
 def others_mean(rewards: Tensor, group: int) -> Tensor:
-    """Returns the mean return of the other envs in each env's group of so many in a row, [E], for ``rewards`` [T, E] of
-    an episode in each; 0 for groups of one."""
+    """Returns for each env the mean return of the other members of its group, [E]; 0 in groups of one.
+
+    ``rewards`` [T, E] are those of one episode in each env. A group is ``group`` consecutive envs.
+    """
     returns = rewards.sum(dim=0)
     if group == 1:
         return torch.zeros_like(returns)
