@@ -19,6 +19,7 @@ from esper.compare.compute import ComputeMeter, episodes, watch
 from esper.config import TrainingConfig
 from esper.core.action import STYLES
 from esper.core.state import Baseline
+from esper.data.names import DRAWN
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -163,7 +164,9 @@ class GrowingRunner(ArmRunner):
             raise
         self.facts: dict[str, Any] = {}
         """Facts about each host."""
-        if isinstance(self.controller, Policy) and self.env.gatherer.given is None:
+        uninformed = isinstance(self.controller, Policy) and self.env.gatherer.given is None
+        # No experience is of hosts that are drawn for each episode.
+        if uninformed and maker.config.task.name not in DRAWN:
             self.facts["informed"] = False
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):

@@ -18,6 +18,7 @@ from esper.compare.plots import save_plots
 from esper.compare.publish import save_tables
 from esper.compare.statistics import ALPHA, MIN_PAIRS, ConfidenceInterval
 from esper.files.atomic import write_atomic
+from esper.show.console import TerminalConsole
 from esper.telemetry.text import count, p_value
 
 TABLE = "table.txt"
@@ -33,7 +34,7 @@ def write_report(result: ComparisonResult, console: Console) -> None:
     folder = result.folder
     # The width of the file does not depend on the terminal.
     text = io.StringIO()
-    print_report(result, Console(file=text, width=100), full=True)
+    print_report(result, TerminalConsole(file=text, width=100), full=True)
     write_atomic(folder / TABLE, text.getvalue().encode())
     files = [folder / RESULTS, folder / TABLE]
     files += save_tables(result, folder)

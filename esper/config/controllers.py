@@ -198,9 +198,10 @@ class PPOConfig(Section):
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
     round, too. The agent with the best mean return there is compared and saved. A run of no more rounds has none: there
     is one agent to choose from."""
-    group: Count = 1
+    group: Count | None = None
     """Number of consecutive envs in a group, which play one context in the task `varied`. The mean return of the others
-    is subtracted from each return, as in REINFORCE with a leave-one-out baseline (Kool et al. 2019); 1: no groups."""
+    is subtracted from each return, as in REINFORCE with a leave-one-out baseline (Kool et al. 2019). None: 4 in that
+    task if env.n_envs is a multiple of it, otherwise 1: no groups."""
     episodes_per_update: Count | None = None
     """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

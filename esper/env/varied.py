@@ -93,8 +93,8 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
             "device": "cpu",
         },
     }
-    if "group" not in config.ppo.model_fields_set and sizes["n_envs"] % GROUP == 0:
-        tables["ppo"] = {"group": GROUP}
+    if config.ppo.group is None:
+        tables["ppo"] = {"group": GROUP if sizes["n_envs"] % GROUP == 0 else 1}
     resolved = ResolvedConfig.parse(config.with_defaults(**SIZING).with_defaults(**NEEDS).tables_with(tables))
     others = set(resolved.env.blueprints or ()) - set(BLUEPRINTS_OFFERED)
     if others or resolved.reward.mode != "priced":
@@ -125,7 +125,7 @@ class DrawnHosts(TrainingBackend):
     ) -> None:
         self.law = law
         self.config = config
-        self.group = config.ppo.group
+        self.group = config.ppo.group or 1
         """Number of envs in a row whose episodes are of one context."""
         self.registry = registry
         self.spec = ActionSpec(SLOTS, config.env.blueprints or BLUEPRINTS_OFFERED)
@@ -242,7 +242,9 @@ class DrawnHosts(TrainingBackend):
         key = (context.width, source.classes, source.x[0].shape)
         if key not in self._mergers:
             host = training.host
-            widest = WIDEST[context.topology] * (2 if source.images else 1)  # the second block has twice the width
+            widest = WIDEST[context.topology]
+            if source.images:
+                widest *= 2  # the second block has twice the width of the first one
             self._mergers[key] = Merger(
                 BlueprintCatalog(
                     host.topology,

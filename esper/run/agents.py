@@ -410,7 +410,7 @@ def _check_learning(config: ResolvedConfig) -> None:
             f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "
             f"use a multiple of {envs}"
         )
-    group = config.ppo.group
+    group = config.ppo.group or 1
     if group > 1 and (envs % group or episodes not in (None, envs)):
         raise ConfigError(
             f"ppo.group is {group}: env.n_envs, here {envs}, must be a multiple of it, and ppo.episodes_per_update be "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -22,7 +23,13 @@ WORTH_TELLING = 10.0
 
 
 class TerminalConsole(Console):
-    """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
+    """A console for names of all kinds: ``:v:`` stays as it is, and is no emoji.
+
+    It raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError("the reader of the output has closed it")

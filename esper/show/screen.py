@@ -6,12 +6,13 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from esper.show.charts import Block, Chart, SlotLanes, Table
+from esper.show.console import TerminalConsole
 from esper.show.sections import sections
 from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView
 from esper.telemetry.text import clean, duration, number, shorten
@@ -66,7 +67,7 @@ def text(words: str) -> Text:
 def plain(shown: RenderableType) -> str:
     """Returns what a terminal would show for a pipe or a file: no line wraps, and there are no control codes."""
     file = io.StringIO()
-    Console(file=file, width=MAX_LINE, color_system=None).print(shown)
+    TerminalConsole(file=file, width=MAX_LINE, color_system=None).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from esper.compare.analysis import METRICS
 from esper.compare.table import print_report, smallest_p
+from esper.show.console import TerminalConsole
 from tests.compare.outcomes import outcome, printed
 
 LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
@@ -137,3 +138,14 @@ def test_without_matplotlib_the_report_says_that_there_are_no_plots(
     assert "No plots: matplotlib cannot be imported" in text
     assert (tmp_path / "table.txt").exists()
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_names_with_colons_are_no_emoji(tmp_path: Path) -> None:
+    """In the terminal and in the file, in tables and in notes."""
+    found = outcome(tmp_path, {"base": 0.0, "checkpoint:v": 2.0})
+    for text in (printed(found), (tmp_path / "table.txt").read_text()):
+        assert "checkpoint:v against base: checkpoint:v is better" in text
+    told = io.StringIO()
+    console = TerminalConsole(file=told, width=100)
+    console.print("checkpoint:v: trained once")
+    assert told.getvalue() == "checkpoint:v: trained once\n"

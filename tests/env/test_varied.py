@@ -258,6 +258,19 @@ def test_settings_that_contexts_decide_are_refused(values: dict[str, Any]) -> No
         resolve(TrainingConfig.parse(values))
 
 
+@pytest.mark.parametrize(("n_envs", "group"), [(8, 4), (6, 1)])
+def test_envs_form_groups_of_four_where_they_can(n_envs: int, group: int) -> None:
+    """Whatever else a config has been given, and if it is resolved again."""
+    config = TrainingConfig.parse({"task": {"name": NAME}}).with_values(
+        env={"n_envs": n_envs}, run={"seed": 3}
+    )
+    maker = EnvMaker.of(config)
+    assert maker.config.ppo.group == group
+    assert maker.make().backend.group == group
+    one_each = config.with_values(ppo={"group": 1})
+    assert EnvMaker.of(one_each).make().backend.group == 1
+
+
 def test_the_task_has_an_env_by_its_name() -> None:
     assert NAME in DRAWN
     config = TrainingConfig.parse({"task": {"name": NAME}, "env": {"n_envs": 4}})

@@ -101,3 +101,4 @@ def test_an_agent_of_groups_is_compared_on_any_number_of_contexts(
         str(tmp_path / "r"), tmp_path / "e", changes={"run": {"evaluation_pairs": 3}}
     ).run()
     assert found.pairs == 3
+    assert not any("informed" in host.facts for host in found.hosts["greedy"])

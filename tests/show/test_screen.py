@@ -43,4 +43,9 @@ def test_a_terminal_without_blocks_gets_letters() -> None:
 def test_the_view_of_a_pipe_repeats_no_heading_and_has_no_empty_one() -> None:
     (block,) = section("time", [text("10 s"), text("[red]20 s")])
     assert plain(block) == "time         10 s\n             [red]20 s"
+
     assert section("memory", []) == []
+
+
+def test_a_name_with_colons_is_no_emoji() -> None:
+    assert plain("checkpoint:v: 20 s") == "checkpoint:v: 20 s"

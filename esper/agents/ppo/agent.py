@@ -195,7 +195,7 @@ class PPOAgent(Policy):
         self.rewards.update(reward, terminated | truncated, rollout["valid"], rollout["trained"])
         # What is unscaled is in the unit of scaled rewards.
         scaled = reward / self.rewards.scale + rollout["unscaled"]
-        scaled = scaled - rollout["terminated"] * others_mean(scaled * rollout["valid"], config.group)
+        scaled = scaled - rollout["terminated"] * others_mean(scaled * rollout["valid"], config.group or 1)
         rollout["advantage"], rollout["target"] = gae(
             scaled.clamp(-config.reward_clip, config.reward_clip),
             rollout["value"],
