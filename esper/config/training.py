@@ -322,9 +322,13 @@ class TrainingConfig(Section):
         return self.with_values(**chosen)
 
     def tables_with(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the config as nested tables, with the values of ``sections`` replaced."""
-        tables = self.model_dump()
-        return {name: {**table, **sections.get(name, {})} for name, table in tables.items()}
+        """Returns the config as nested tables, with the values of ``sections`` replaced.
+
+        Values that nobody has set are left out, so that a copy does not count as a config that sets them.
+        """
+        tables = self.model_dump(exclude_unset=True)
+        names = type(self).model_fields
+        return {name: {**tables.get(name, {}), **sections.get(name, {})} for name in names}
 
     def to_toml(self) -> str:
         """Returns the config as TOML that :func:`read_toml` can read; values that are None are omitted."""

@@ -100,3 +100,10 @@ def test_values_take_the_place_of_defaults_only() -> None:
         env={"max_seeds": 5, "edits_per_epoch": 4}, run={"seed": 3}
     )
     assert (found.env.max_seeds, found.env.edits_per_epoch, found.run.seed) == (2, 4, 3)
+
+
+def test_a_copy_sets_no_more_values_than_the_config_did() -> None:
+    config = TrainingConfig().with_values(env={"n_envs": 4})
+    assert config.env.model_fields_set == {"n_envs"}
+    assert "seed" not in config.run.model_fields_set
+    assert config.with_values(run={"seed": 3}).run.model_fields_set == {"seed"}
