@@ -18,6 +18,7 @@ from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.telemetry.span import Spans
+from esper.training.execution.multi_gpu import chosen_devices
 
 NAME = "planted"
 N_ENVS = 64
@@ -37,7 +38,11 @@ def resolve(config: TrainingConfig) -> ResolvedConfig:
     }
     default = LEARNING_ROUNDS if config.run.learns else ROUNDS
     rounds = config.run.rounds or default
-    tables = config.tables_with({"env": sizes, "run": {"rounds": rounds}})
+    run = {
+        "rounds": rounds,
+        "device": chosen_devices(config.run.device),
+    }
+    tables = config.tables_with({"env": sizes, "run": run})
     return ResolvedConfig.parse(tables)
 
 
