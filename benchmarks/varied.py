@@ -1,6 +1,6 @@
 """Train PPO on hosts that differ, from nothing, and judge it beside itself at rate zero, a plan, and the advisor.
 
-    python benchmarks/varied.py --seeds 5 --rounds 30     # an hour on two cores; prints a line for each check and agent
+    python benchmarks/varied.py --seeds 5 --rounds 120     # two hours on two cores; a line for each check and agent
 
 All agents are judged on the same contexts, which no agent learns from: test accuracy minus price, pp.
 """
@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import torch
@@ -75,25 +76,34 @@ def told(name: str, found: Floats, alone: Floats, note: str = "") -> None:
 
 
 def train(
-    seed: int, rounds: int, rate: float | None, group: int, alone: Floats
+    seed: int,
+    rounds: int,
+    every: int,
+    rate: float | None,
+    group: int,
+    alone: Floats,
 ) -> Floats:
-    """Trains an agent, and returns how it is judged at the end."""
+    """Trains an agent, judges it after every ``every`` rounds, and returns how it is judged at the end."""
     config = TrainingConfig.parse({"run": {"seed": seed}, "ppo": {"group": group}})
-    began = time.time()
+    name = f"ppo, seed {seed}" + ("" if rate is None else f", rate {rate:g}")
+    seconds = 0.0
     with closing(VariedVectorEnv(config)) as env:
         ppo = env.config.ppo
         if rate is not None:
             ppo = ppo.model_copy(update={"learning_rate": rate})
         agent = PPOAgent(env.action_spec, env.layout, env.num_envs, ppo, seed)
         for number in range(rounds):
+            began = time.time()
             agent.progress = number / rounds
             first = seed if number == 0 else None
             agent.update(play_round(env, agent, seed=first, learner=agent).observation)
-        found = judge(
-            lambda judged: agent.clone_policy(judged.num_envs, seed, greedy=True)
-        )
-    name = f"ppo, seed {seed}" + ("" if rate is None else f", rate {rate:g}")
-    told(name, found, alone, f"; {time.time() - began:.0f} s")
+            seconds += time.time() - began
+            if (number + 1) % every and number + 1 < rounds:
+                continue
+            found = judge(
+                lambda judged: agent.clone_policy(judged.num_envs, seed, greedy=True)
+            )
+            told(f"{name}, round {number + 1}", found, alone, f"; {seconds:.0f} s")
     return found
 
 
@@ -101,7 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=FIRST_SEED)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--group", type=int, default=GROUP)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -109,8 +120,12 @@ def main() -> None:
     for kind in (RandomController, FourTimes, AdvisedController):
         told(kind.__name__, judge(rule(kind)), alone)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    still = [train(seed, 1, 1e-12, chosen.group, alone) for seed in seeds]
-    trained = [train(seed, chosen.rounds, None, chosen.group, alone) for seed in seeds]
+    still = []
+    trained = []
+    for seed in seeds:
+        of_seed = partial(train, seed, group=chosen.group, alone=alone)
+        still.append(of_seed(1, 1, 1e-12))
+        trained.append(of_seed(chosen.rounds, chosen.every, None))
     told("mean of ppo at rate 0", np.mean(still, axis=0), alone)
     told("mean of ppo", np.mean(trained, axis=0), alone)
     told("ppo minus itself at rate 0", np.mean(trained, axis=0), np.mean(still, axis=0))

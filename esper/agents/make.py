@@ -10,7 +10,6 @@ import numpy as np
 from esper.agents.controller import Controller, NoGrowth, PerEnvController, RandomController
 from esper.agents.heuristic import HeuristicController, NeedController, PlateauController
 from esper.agents.needs import ADVISOR
-from esper.agents.plans import PlansController
 from esper.agents.script import ScriptedController, read_schedule, schedule_file
 from esper.agents.spec import SAVED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig
@@ -18,7 +17,6 @@ from esper.core.action import ActionSpec
 from esper.core.observation import ObservationLayout
 from esper.data.user_code import run_user_code
 from esper.env.slot_env import SlotVectorEnv
-from esper.errors import MISFITS
 
 OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
 """A function, conventionally called ``make_controller``, that makes a controller for the envs of a vector env; or a
@@ -47,40 +45,7 @@ def controller_for(
         from esper.files.policy import find_policy
 
         return find_policy(spec.path or spec.name).controller(env, run_seed, greedy=spec.kind != "sampled")
-    name = spec.name
-    if spec.kind == "plans":
-        _inform(env, spec.path)
-        name = spec.kind
-    return make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed, config)
-
-
-def _inform(env: SlotVectorEnv, path: str) -> None:
-    """Gives ``env`` the experience of the run at ``path``, if it is named.
-
-    Raises ConfigError if the experience is of other hosts, or if an evaluation has no experience, without which nothing
-    could be planted.
-    """
-    if not path:
-        if not env.gatherer.learns and env.gatherer.given is None:
-            raise ConfigError(
-                "plans plays what a run has learned of its seeds: name the run, as in plans:RUN_FOLDER; any run keeps "
-                "its experience, and `esper run --controller plans` learns nothing else"
-            )
-        return
-    # As in controller_for().
-    from esper.files.policy import find_policy
-
-    experience = find_policy(path, without_policy=True).experience
-    try:
-        fits = env.gatherer.give(experience)
-    except MISFITS as error:
-        raise ConfigError(f"plans:{path} contains no experience that can be read: {error}") from None
-    if not fits:
-        raise ConfigError(
-            f"plans:{path} knows slots {', '.join(experience['slots'])} and blueprints "
-            f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
-            f"{', '.join(env.action_spec.blueprints)}"
-        )
+    return make_controller(spec.name, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed, config)
 
 
 def _advised(*arguments: Any) -> PerEnvController:
@@ -91,7 +56,6 @@ def _advised(*arguments: Any) -> PerEnvController:
 
 
 RULES: dict[str, Callable[..., PerEnvController]] = {
-    "plans": PlansController,
     ADVISOR: _advised,
     "heuristic": HeuristicController,
     "plateau": PlateauController,
@@ -112,7 +76,7 @@ def make_controller(
 ) -> PerEnvController:
     """Makes one of ``RULES``, or a schedule. Raises ConfigError for an unknown name or an invalid schedule.
 
-    ``config`` has the settings of ``heuristic``, ``plateau``, ``need`` and ``plans``; None: the defaults.
+    ``config`` has the settings of ``heuristic``, ``plateau`` and ``need``; None: the defaults.
     """
     if name in RULES:
         return RULES[name](spec, layout, n_envs, run_seed, config)

@@ -26,13 +26,11 @@ NAMES = (
     "pretrained",
     "sampled:PATH",
     "advisor",
-    "plans",
     "heuristic",
     "plateau",
     "need",
     "random",
     "none",
-    "plans:RUN",
     "schedule",
     "schedule:FILE.toml",
     FORM,
@@ -81,17 +79,17 @@ class ControllerSpec:
     @property
     def learns(self) -> bool:
         """Whether it learns during a run."""
-        return self.name in ("ppo", "plans")
+        return self.name == "ppo"
 
     @property
     def is_trained(self) -> bool:
         """Whether it plays by what was learned, in its run or before."""
-        return self.kind in ("ppo", "plans", *SAVED)
+        return self.kind in ("ppo", *SAVED)
 
     @property
     def follows(self) -> bool:
-        """Whether it plays by a file that is no code: a schedule, a trained agent, or the experience of a run."""
-        return self.kind in ("schedule", *SAVED) or (self.kind == "plans" and bool(self.path))
+        """Whether it plays by a file that is no code: a schedule or a trained agent."""
+        return self.kind in ("schedule", *SAVED)
 
     @property
     def alone(self) -> bool:

@@ -1,4 +1,4 @@
-"""`esper demo`: the whole story in two minutes: the pretrained agent grows hosts beside the same hosts left alone."""
+"""`esper demo`: the whole story in two minutes: the advisor sizes hosts beside the same hosts left alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ ROUNDS = 2
 
 
 def configuration(seed: int) -> TrainingConfig:
-    """Returns the config of the demo: the defaults, with the pretrained agent."""
+    """Returns the config of the demo: the defaults, with the advisor on `digits`."""
     from esper.config import TrainingConfig
 
-    return TrainingConfig.parse({"run": {"controller": "pretrained", "rounds": ROUNDS, "seed": seed}})
+    run = {
+        "controller": "advisor",
+        "rounds": ROUNDS,
+        "seed": seed,
+    }
+    return TrainingConfig.parse({"run": run, "task": {"name": "digits"}})
 
 
 @click.command("demo")
@@ -30,12 +35,12 @@ def configuration(seed: int) -> TrainingConfig:
 def command(seed: int, out: Path | None) -> None:
     """See in two minutes what Esper does, on 8x8 images of digits that are installed with it.
 
-    The pretrained agent grows 16 small networks while they train. The same 16 networks, with the same initial weights
-    and the same batches, are left alone beside them, and the two are compared on test images.
+    The advisor decides how wide 16 small networks are to be. The same 16 networks, with the same initial weights and the
+    same batches, are left alone beside them, and the two are compared on test images.
     """
     folder = output_folder(out, "demo")
     click.echo(
-        "A trained agent grows 16 small networks while they learn to read digits. The\n"
+        "The advisor widens 16 small networks before they learn to read digits. The\n"
         "same networks are left alone beside them, with the same initial weights and\n"
         "the same batches of images.\n"
     )

@@ -32,14 +32,6 @@ from esper.data.names import require_task
     type=click.IntRange(min=1, max=2**16),
     help="Channels of the host's first block, or features of a token.  [default: the task's]",
 )
-@click.option(
-    "--explore",
-    type=click.IntRange(min=0, max=2**31 - 1),
-    default=0,
-    metavar="ROUNDS",
-    help="Rounds that the agent plays first, on other hosts, to learn what seeds are worth there; it is saved as "
-    "OUT-explored.safetensors.",
-)
 @click.option("--pairs", type=int, help="Number of held-out hosts.  [default: run.evaluation_pairs, 16]")
 @click.option("--seed", type=int, help="Seed of the held-out hosts.  [default: the run's]")
 @click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, auto, ...  [default: the run's]")
@@ -54,15 +46,11 @@ from esper.data.names import require_task
     metavar="FILE.safetensors",
     help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )
-@click.option(
-    "--without-experience", is_flag=True, help="With --save: leave out what its run has learned of the worths of seeds."
-)
 @rank_options
 def command(
     controller: str,
     task: str | None,
     width: int | None,
-    explore: int,
     pairs: int | None,
     seed: int | None,
     device: str | None,
@@ -70,7 +58,6 @@ def command(
     out: Path | None,
     json_file: Path | None,
     save: Path | None,
-    without_experience: bool,
     processes: str | None,
     max_restarts: int | None,
     rank_timeout: float,
@@ -79,8 +66,7 @@ def command(
 
     RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained", an agent that comes with
     Esper. It plays twice: greedy (its most likely actions) and stochastic (actions from its policy). With --task or
-    --width, it plays hosts unlike those it learned on; with --explore, it first gathers experience there, and the
-    bandit "plans" is evaluated with the same experience. RUN can also be a controller of your own, path.py:function,
+    --width, it plays hosts unlike those it learned on. RUN can also be a controller of your own, path.py:function,
     which plays once. The folder is that of a comparison: after an interruption, `esper compare --resume` continues it.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
@@ -93,15 +79,13 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    if without_experience and save is None:
-        raise ConfigError("--without-experience is for the file of --save; give that, too")
     if task is not None:
         require_task(task)
     spec = ControllerSpec.of(controller).require_there()
     if not (spec.path or spec.name == "pretrained" or os.path.exists(os.path.expanduser(controller))):
         raise ConfigError(f"no checkpoint at {controller}; {FORMS_OF_AGENTS}")
 
-    from esper.compare.evaluate import arms_of, evaluate_controller, explored_file, hosts_config
+    from esper.compare.evaluate import arms_of, evaluate_controller, hosts_config
     from esper.files.policy import SavedPolicy, check_target, find_policy, save_policy
 
     played = controller if spec.is_code else find_policy(controller)
@@ -112,16 +96,14 @@ def command(
         played.provenance()
     config = hosts_config(played, task, changes)
     folder = output_folder(out, "eval", config.task.name, restarted=ranks.restarted)
-    if ranks.restarted:
-        explored_file(folder).unlink(missing_ok=True)
-    set_up = partial(evaluate_controller, played, folder, task, width, changes, explore)
-    found = play_comparison(set_up, folder, arms_of(played, config, folder, explore), ranks, json_file)
+    set_up = partial(evaluate_controller, played, folder, task, width, changes)
+    found = play_comparison(set_up, folder, arms_of(played, config), ranks, json_file)
     if found is None or not isinstance(played, SavedPolicy):
         return
     if played.origin:
         click.echo(f"{played.name} {played.origin}.")
     if save is not None:
-        save_policy(played, save, found.score(), not without_experience)
+        save_policy(played, save, found.score())
         # The command names the task, because on another one the agent may know no blueprint.
         again = shlex.join(["esper", "run", "--task", found.task, "--controller", f"checkpoint:{save}"])
         click.echo(f"Saved. To use it: {again}")

@@ -38,8 +38,8 @@ MAX_READ = 200_000_000
 @config_options
 @click.option(
     "--controller",
-    help="ppo, plans, plans:RUN, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, plateau, need, "
-    "random, none, or one of your own, path.py:function.  [default: ppo]",
+    help="ppo, checkpoint:PATH, pretrained, advisor, schedule, schedule:FILE.toml, heuristic, plateau, need, random, "
+    "none, or one of your own, path.py:function.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
 @click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]")

@@ -46,10 +46,8 @@ def forms() -> str:
         "need",
         "schedule",
         "ppo",
-        "plans",
         "pretrained",
         "ppo:RUN_FOLDER",
-        "plans:RUN_FOLDER",
     )
     return (
         f"{', '.join(built_in)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; CONTROLLER:SECTION.KEY=VALUE,...; or "
@@ -73,7 +71,7 @@ NEVER_READ: Mapping[str, str] = {
 READ_ONLY_WHILE_LEARNING: Mapping[str, str] = {
     "run.rounds": "--pairs sets the number of hosts",
     "run.checkpoint_every": "every finished round is saved",
-    "ppo": "this arm does not learn during the comparison; ones whose controllers learn are ppo and plans",
+    "ppo": "this arm does not learn during the comparison; one whose controller learns is ppo",
 }
 """The same for arms that do not learn: keys, or a whole section."""
 

@@ -33,16 +33,10 @@ from esper.config import ConfigError, TrainingConfig
 from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
-from esper.env.slot_env import SlotVectorEnv
 from esper.files.system_info import describe_environment
 from esper.run.rollout import one_thread
 from esper.telemetry.text import trained_once
 from esper.training.rng import HELD_OUT
-
-NO_EXPERIENCE = (
-    "without experience with such hosts, an agent does not know that any seed pays; with esper eval --explore 3, it "
-    "gathers some first."
-)
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,12 @@ def play_held_out(
     pairs: int,
     progress: Progress | None = None,
     baseline: Baseline | None = None,
-    experience: Mapping[str, Any] | None = None,
     results: Results | None = None,
 ) -> list[ArmResult]:
     """Plays ``controllers`` on ``pairs`` held-out hosts of the run seed, which no agent learns on.
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
-        experience: the experience that every controller starts with; None: its own, if it has any.
         results: rounds that are not played again; new ones are added before ``progress`` is called.
     """
     run_seed = maker.config.run.seed + HELD_OUT
@@ -127,9 +119,7 @@ def play_held_out(
     baselines: dict[Any, Baseline] = {}  # measured once for all arms
     arms: dict[str, ArmRunner] = {}
     with ExitStack() as stack:  # closes the arms before one that cannot be made
-        shared: SlotVectorEnv | None = None
-        if experience is not None:
-            shared = stack.enter_context(closing(maker.make(n_envs=n_envs)))
+        shared = stack.enter_context(closing(maker.make(n_envs=n_envs)))  # the arms take turns in it
         for name, controller in controllers.items():
             arm = GrowingRunner(
                 maker,
@@ -137,7 +127,6 @@ def play_held_out(
                 n_envs,
                 run_seed,
                 baselines,
-                experience,
                 count_flops=False,
                 env=shared,
             )
@@ -185,12 +174,6 @@ class ComparisonResult:
         sentences = []
         if self.train_seeds is not None and self.train_seeds < MIN_SEEDS:
             sentences.append(f"Fewer than {MIN_SEEDS} training seeds are always inconclusive.")
-        uninformed = []
-        for name, hosts in self.hosts.items():
-            if any("informed" in host.facts for host in hosts):
-                uninformed.append(name)
-        if uninformed:
-            sentences.append(f"{', '.join(uninformed)}: {NO_EXPERIENCE}")
         # Agents that were trained elsewhere are one outcome of training.
         controllers = []
         names = []

@@ -7,23 +7,16 @@ another task, or of another width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from esper.agents.spec import ALONE, ControllerSpec
 from esper.compare.arms import READ_ONLY_WHILE_LEARNING, Arm, check_effects, merged
 from esper.compare.comparison_run import ComparisonRun
-from esper.compare.runner import maker_of
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.data.user_code import is_user_task, refuse_untrusted, same_task
-from esper.env.make import EnvMaker
-from esper.files.checkpoint import State
-from esper.files.claim import require_empty
-from esper.files.policy import SUFFIX, SavedPolicy, check_target, find_policy, policy_path, save_policy
-from esper.run.rollout import one_thread, play_round
+from esper.files.policy import SavedPolicy, find_policy, policy_path
 from esper.training.execution.ranks import RunRanks
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
@@ -42,7 +35,6 @@ def evaluate_controller(
     task: Task | str | None = None,
     width: int | None = None,
     changes: Mapping[str, Any] | None = None,
-    explore: int = 0,
     ranks: RunRanks | None = None,
     **more: Any,
 ) -> ComparisonRun:
@@ -57,8 +49,6 @@ def evaluate_controller(
         task: what hosts are trained on; None: the task that it learned on, ``digits`` for one's own controller. A
             user-defined task is code, and is never run just because a file names it: it has to be passed again.
         changes: config values, as nested tables, that replace those of its run.
-        explore: number of rounds that a trained agent plays first, on other hosts, so that it knows what seeds are
-            worth there. It is saved beside the folder, and the bandit `plans` is evaluated, too, with that experience.
         width, ranks, more: as of ``ComparisonRun``.
 
     Raises:
@@ -68,55 +58,25 @@ def evaluate_controller(
         controller = find_policy(controller)
     own_task = task if isinstance(task, Task) else None
     config = hosts_config(controller, task.name if isinstance(task, Task) else task, changes or {})
-    arms = arms_of(controller, config, folder, explore)
-    if explore and isinstance(controller, SavedPolicy):
-        controller.provenance()
-        require_empty(Path(folder))
-        file = check_target(explored_file(folder))
-        maker = maker_of(config, own_task, ranks)
-        if width is not None:
-            maker = maker.with_width(width)
-        experience = explored(maker, controller, explore)
-        save_policy(replace(controller, experience=experience), file)
+    arms = arms_of(controller, config)
     pairs = config.run.evaluation_pairs
     return ComparisonRun(arms, pairs, folder, task=own_task, width=width, ranks=ranks, **more)
 
 
-def arms_of(controller: str | SavedPolicy, config: TrainingConfig, folder: Path | str, explore: int = 0) -> list[Arm]:
+def arms_of(controller: str | SavedPolicy, config: TrainingConfig) -> list[Arm]:
     """Returns hosts left alone, and the arms of a trained agent, or of a custom controller; see
     :func:`evaluate_controller`."""
     controllers = {ALONE: ALONE}
     if isinstance(controller, SavedPolicy):
-        path = explored_file(folder) if explore else policy_path(controller.name)
+        path = policy_path(controller.name)
         controllers["greedy"] = f"checkpoint:{path}"
         controllers["stochastic"] = f"sampled:{path}"
-        if explore:
-            controllers["plans"] = f"plans:{path}"
-    elif explore:
-        raise ConfigError(f"{controller} gathers no experience: explore is for a trained agent")
     else:
         controllers[controller] = controller
     arms = []
     for name, played in controllers.items():
         arms.append(Arm(name, played, config.with_values(run={"controller": played})))
     return arms
-
-
-def explored_file(folder: Path | str) -> Path:
-    """Returns the file of an agent that has explored for the evaluation in ``folder``."""
-    return Path(f"{folder}-explored{SUFFIX}")
-
-
-@one_thread()
-def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int) -> State:
-    """Returns the experience of ``rounds`` rounds, on hosts of the run's seed, in which the agent samples its
-    actions."""
-    with closing(maker.make()) as env:
-        env.prepare()
-        sampled = policy.controller(env, maker.config.run.seed, greedy=False)
-        for _ in range(rounds):
-            play_round(env, sampled)
-        return env.gatherer.experiences[0].state_dict()
 
 
 def hosts_config(controller: str | SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

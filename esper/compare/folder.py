@@ -115,7 +115,7 @@ class ComparisonFolder:
     def follows(self, arm: Arm) -> str:
         """Returns the arm's controller, with the path of the copy that is kept here once there is one.
 
-        The original schedule, policy or experience may have changed or disappeared since, or the folder may have moved.
+        The original schedule or policy may have changed or disappeared since, or the folder may have moved.
         """
         if not (self.path / SETTINGS).exists() or not arm.spec.follows:
             return arm.controller

@@ -13,13 +13,11 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from esper.agents.make import OwnController, controller_for
-from esper.agents.ppo.policy import Policy
 from esper.agents.spec import ControllerSpec
 from esper.compare.compute import ComputeMeter, episodes, watch
 from esper.config import TrainingConfig
 from esper.core.action import STYLES
 from esper.core.state import Baseline
-from esper.data.names import DRAWN
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -131,10 +129,9 @@ class GrowingRunner(ArmRunner):
         n_envs: number of hosts per round.
         run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
         baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
-        experience: the experience that the env starts with; None: that of the controller, if it has any.
         count_flops: whether floating-point operations are counted; those of simulated hosts never are.
-        env: the env to play in, which its owner closes; arms may take turns in one if all start with the same
-            experience. None: one of its own, with ``n_envs`` hosts.
+        env: the env to play in, which its owner closes; arms may take turns in one. None: one of its own, with
+            ``n_envs`` hosts.
     """
 
     def __init__(
@@ -144,7 +141,6 @@ class GrowingRunner(ArmRunner):
         n_envs: int,
         run_seed: int,
         baselines: dict[Any, Baseline],
-        experience: Mapping[str, Any] | None = None,
         count_flops: bool = True,
         env: SlotVectorEnv | None = None,
     ) -> None:
@@ -156,18 +152,12 @@ class GrowingRunner(ArmRunner):
         self.env = env or maker.make(n_envs=n_envs)
         self.env.configure(learns=False)  # no round depends on another one
         try:
-            if experience is not None:
-                self.env.gatherer.give(experience)
             self.controller = controller_for(controller, maker.config, self.env, run_seed)
         except BaseException:
             self.close()
             raise
         self.facts: dict[str, Any] = {}
         """Facts about each host."""
-        uninformed = isinstance(self.controller, Policy) and self.env.gatherer.given is None
-        # No experience is of hosts that are drawn for each episode.
-        if uninformed and maker.config.task.name not in DRAWN:
-            self.facts["informed"] = False
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from esper.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansConfig, PlateauConfig, PPOConfig
+    from esper.config.controllers import HeuristicConfig, PlateauConfig, PPOConfig
     from esper.config.files import read_toml, set_dotted
     from esper.config.resolved import HostTrainingConfig, ResolvedConfig
     from esper.config.task import Optimizer, Precision, TaskConfig
@@ -29,14 +29,12 @@ _HOMES = {
     "AnomalyConfig": "telemetry",
     "Durations": "training",
     "EnvConfig": "training",
-    "ExperienceConfig": "controllers",
     "GateConfig": "training",
     "GovernorConfig": "training",
     "HeuristicConfig": "controllers",
     "HostTrainingConfig": "resolved",
     "Optimizer": "task",
     "PPOConfig": "controllers",
-    "PlansConfig": "controllers",
     "PlateauConfig": "controllers",
     "Precision": "task",
     "ResolvedConfig": "resolved",
@@ -56,14 +54,12 @@ __all__ = [
     "ConfigError",
     "Durations",
     "EnvConfig",
-    "ExperienceConfig",
     "GateConfig",
     "GovernorConfig",
     "HeuristicConfig",
     "HostTrainingConfig",
     "Optimizer",
     "PPOConfig",
-    "PlansConfig",
     "PlateauConfig",
     "Precision",
     "ResolvedConfig",

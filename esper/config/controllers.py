@@ -1,12 +1,8 @@
-"""Sections about controllers: two hand-written rules, the bandit `plans`, the agent, and the worths of seeds."""
+"""Sections about controllers: the hand-written rules, and the agent."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
-
-from pydantic import Field, model_validator
-
-from esper.config.types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
+from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section
 
 
 class HeuristicConfig(Section):
@@ -56,66 +52,6 @@ class NeedConfig(Section):
     `digits` gained 0.1 to 0.8 pp, and more above it (benchmarks/results/need.md)."""
 
 
-class PlansConfig(Section):
-    """Settings of the bandit `plans`; shares are of the episode."""
-
-    ramp: Positive = 1 / 30
-    """Share over which alpha rises, rounded to the nearest tempo."""
-    patience: Fraction = 1 / 3
-    """A seed that waits for its gate for longer than this share is given up, whether incubating or blended. It goes
-    early, because a host that leans on it needs time to recover."""
-    life: Fraction = 1 / 5
-    """Share that a seed needs from planting to keeping; nothing is planted when less is left."""
-    min_life_epochs: Count = 7
-    """The same in epochs, if that is more."""
-    blend: Fraction = 2 / 15
-    """Share that a seed needs from the start of blending to keeping; nothing is blended when less is left, since a seed
-    that is blended and not kept is a loss."""
-    min_blend_epochs: Count = 4
-    """The same in epochs, if that is more."""
-
-
-class ExperienceConfig(Section):
-    """Prior of what a seed is worth, see :mod:`esper.core.worth`."""
-
-    worth_std: Positive = 3.0
-    """Standard deviation of a seed's worth before anything is known, pp; the run estimates its own."""
-    noise: Positive = 2.0
-    """Standard deviation of an episode's gain, a trial or a contribution given the worths, pp; likewise."""
-    baseline_error: Positive = 0.5
-    """Standard deviation of the error of the no-growth accuracy that gains are measured from, pp, and of the loss."""
-    max_loss: Positive = 10.0
-    """A host that ends further below the hosts left alone than this, in accuracy or by the loss, counts as this far
-    below, pp, so that one that collapsed does not count for ten."""
-    strength: Positive = 4.0
-    """Weight of the guesses ``worth_std`` and ``noise``, in measurements."""
-    shared: Fraction = 0.2
-    """Part of the variance of worths that all seeds share: whether growing pays."""
-    by_blueprint: Fraction = 0.35
-    """Part that a blueprint has in all slots."""
-    by_slot: Fraction = 0.1
-    """Part that a slot has with all blueprints; the rest is each blueprint's own in each slot."""
-    slope: NonNegative = 0.5
-    """Prior mean of the change in a trial or a contribution per pp of worth."""
-    slope_std: Positive = 0.5
-    """Standard deviation of that prior."""
-    offset_std: Positive = 30.0
-    """Prior standard deviation of the part of a contribution that all seeds of a slot share, pp."""
-    loss_slope: NonNegative = 1.0
-    """Prior mean of the change in the gain by the final loss per pp of summed worths."""
-    loss_slope_std: Positive = 0.5
-    """Standard deviation of that prior, and of the correction of the unit of worths."""
-
-    @model_validator(mode="after")
-    def _own_part(self) -> Self:
-        if self.shared + self.by_blueprint + self.by_slot > 0.95:
-            raise ValueError(
-                "experience: shared + by_blueprint + by_slot must be 0.95 or less, because each blueprint also has a "
-                f"worth of its own in each slot; not {self.shared + self.by_blueprint + self.by_slot:g}"
-            )
-        return self
-
-
 class PPOConfig(Section):
     """Settings of the learning agent (PPO, Schulman et al. 2017)."""
 
@@ -136,10 +72,9 @@ class PPOConfig(Section):
     value_coefficient: NonNegative = 0.5
     """Weight of the value loss."""
     entropy_start: NonNegative = 0.05
-    """Weight of the entropy bonus at the start of training without practice; linear to entropy_end."""
+    """Weight of the entropy bonus at the start of training; linear to entropy_end."""
     entropy_end: NonNegative = 0.001
-    """Weight of the entropy bonus at the end of practice or training, and in all training after practice, where drawn
-    worths do the exploring."""
+    """Weight of the entropy bonus at the end of training."""
     prior: NonNegative = 1.0
     """Strength of the untrained policy's preference for advancing seeds and leaving them alone; 0: all ops and target
     alphas are equally likely, and the agent often learns to plant nothing."""
@@ -151,49 +86,8 @@ class PPOConfig(Section):
     """The same for PRUNE."""
     prior_retarget: Finite = -1.0
     """The same for SET_ALPHA_TARGET."""
-    prior_profit: Finite = 24.0
-    """Initial weight of a seed's profit, in standard deviations, in its logit, times the prior's strength."""
-    prior_pays: Finite = 6.0
-    """Initial weight of whether the most profitable seed pays (±1) in the logit of planting, likewise."""
     prior_full_alpha: Finite = 3.0
     """Initial logit of a target alpha of 1, which alone can be kept, times the prior's strength; of others: 0."""
-    practised_rate: Positive = 0.2
-    """Learning rate of an agent that has practised, as a multiple of learning_rate. The noisy returns of a few real
-    hosts are soon learned, at the price of what many simulated ones have taught."""
-    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 8_000
-    """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
-    planted task, whose hosts are simulated themselves, has no practice."""
-    practice_shown: Fraction = 1.0
-    """Practice: the first part, in which ``plans`` plays and the agent learns to act likewise. In the rest the agent
-    plays."""
-    practice_entropy: NonNegative = 0.005
-    """Practice: weight of the entropy bonus at its start; linear to entropy_end. It counts when the agent plays."""
-    practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
-    """Lengths of practice episodes, in turn, as multiples of the run's, so that the agent can play other lengths."""
-    practice_envs: Count = 32
-    """Number of simulated hosts that are played together in practice."""
-    practice_worth: NonNegative = 1.5
-    """Practice: mean worth of a seed, pp."""
-    practice_worth_std: NonNegative = 2.0
-    """Practice: standard deviation of a seed's worth over hosts, slots and blueprints, pp."""
-    practice_world_envs: Count = 4
-    """Practice: number of simulated hosts that share a world, and with it the worths of seeds and the experience."""
-    practice_world_episodes: Count = 8
-    """Practice: number of episodes that a world lasts, so that what is practised is to explore and then to exploit."""
-    practice_unknown: Annotated[float, Field(ge=1, le=10)] = 2.0
-    """Practice: worths as a whole, noise, reliance and the time that seeds need differ between worlds, by factors
-    between 1 / practice_unknown and practice_unknown."""
-    practice_noise: NonNegative = 1.0
-    """Practice: standard deviation of a measured accuracy, pp; typical of a few hundred validation images."""
-    practice_paired_noise: NonNegative = 1.0
-    """Practice: standard deviation of a measured contribution or trial, pp."""
-    practice_healing: Fraction = 0.5
-    """Practice: fraction of a loss by a change of alpha that heals in an early epoch."""
-    practice_reliance: NonNegative = 15.0
-    """Practice: drop of the accuracy when a mature seed is switched off, in addition to what it contributes, pp;
-    typical of a host whose normalisation was trained with its seeds."""
-    practice_overlap: Fraction = 0.5
-    """Practice: max overlap of what a host relies on two seeds for, as a fraction; its size and sign are drawn."""
     validate_every: Count = 5
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
     round, too. The agent with the best mean return there is compared and saved. A run of no more rounds has none: there

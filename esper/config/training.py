@@ -16,10 +16,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.agents.spec import ControllerSpec
 from esper.config.controllers import (
-    ExperienceConfig,
     HeuristicConfig,
     NeedConfig,
-    PlansConfig,
     PlateauConfig,
     PPOConfig,
 )
@@ -53,9 +51,9 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "ppo"
-    """Controller that chooses actions: ppo (an agent that learns), plans (a bandit that learns), checkpoint:PATH (a
-    trained agent), pretrained (an agent that comes with Esper), schedule (the one that comes with the task),
-    schedule:FILE.toml, heuristic, plateau, need, random, none, or one of your own, path.py:function."""
+    """Controller that chooses actions: ppo (an agent that learns), checkpoint:PATH (a trained agent), schedule (the one
+    that comes with the task), schedule:FILE.toml, advisor, heuristic, plateau, need, random, none, or one of your own,
+    path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default."""
     evaluation_pairs: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 16
@@ -254,11 +252,9 @@ class TrainingConfig(Section):
     env: EnvConfig = EnvConfig()
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
-    experience: ExperienceConfig = ExperienceConfig()
     heuristic: HeuristicConfig = HeuristicConfig()
     plateau: PlateauConfig = PlateauConfig()
     need: NeedConfig = NeedConfig()
-    plans: PlansConfig = PlansConfig()
     ppo: PPOConfig = PPOConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     track: TrackConfig = TrackConfig()

@@ -25,7 +25,6 @@ Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
 Length = Annotated[int, Field(ge=1, le=2**16, strict=True)]
 """Number of hosts or epochs, whose arrays fit in memory."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Multiples = Annotated[tuple[Annotated[float, Field(gt=0, le=10)], ...], Field(min_length=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -100,8 +100,6 @@ BASE: tuple[Feature, ...] = (
     Feature("all_off_loss", C, "symlog of validation loss with every seed off / chance"),
     Feature("rollbacks", C, "rollbacks used / allowed"),
     Feature("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
-    Feature("experience", C, "ln(1 + episodes that the experience is of)"),
-    Feature("worth_scale", C, "symlog of the typical worth of a seed by that experience, pp"),
 )
 
 PER_SLOT: tuple[Feature, ...] = (
@@ -143,12 +141,6 @@ PER_SLOT: tuple[Feature, ...] = (
 )
 
 PER_CHOICE: tuple[Feature, ...] = (
-    Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
-    Feature("profit", C, "that worth minus the price of such a seed, in typical worths"),
-    Feature("pays", FLAG, "the profit is above 0"),
-    Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),
-    Feature("worth_error", C, "posterior standard deviation of the worth, in typical worths"),
-    Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),
     Feature("price", FIXED, "symlog of what the reward takes for such a seed in a whole episode, pp of final accuracy"),
     Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
     Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),

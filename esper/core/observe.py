@@ -6,7 +6,6 @@ import numpy as np
 
 from esper.core.action import Op
 from esper.core.arrays import Float32s
-from esper.core.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
 from esper.core.observation import KINDS, SLOPES, ObservationLayout, clamp_pp, symlog
 from esper.core.reward_terms import RewardState, rent_rate
 from esper.core.slots import Floats, Ints
@@ -42,17 +41,14 @@ def observe(
     seen: RewardState,
     rules: EpisodeRules,
     layout: ObservationLayout,
-    gatherer: Gatherer,
 ) -> Float32s:
     """Returns the observations of all envs, float32 [E, size]; ``seen`` is what rewards read of the same state."""
     base = {
         **_known(state, rules),
         **_measured(state, rules),
         **_grown(state, seen, rules),
-        "experience": np.log1p(gatherer.episodes),
-        "worth_scale": symlog(gatherer.scale),
     }
-    return layout.vectors(base, _slots(state, rules), _choices(gatherer, rules))
+    return layout.vectors(base, _slots(state, rules), _choices(rules))
 
 
 def _known(
@@ -202,24 +198,11 @@ def _slots(
     return values
 
 
-def _choices(
-    gatherer: Gatherer,
-    rules: EpisodeRules,
-) -> dict[str, Floats]:
+def _choices(rules: EpisodeRules) -> dict[str, Floats]:
     """Returns the entries of each (slot, blueprint), [E, S, B] or broadcast to that."""
     choices = rules.present
-    # In typical worths of the env's experience.
-    worths = gatherer.seen / gatherer.scale[:, None, None, None]
     price = rules.price(choices.parameters, choices.flops)
-    profit = gatherer.seen[..., WORTH] - price
-    profit = np.where(choices.parameters > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
     values = {
-        "worth": worths[..., WORTH],
-        "profit": profit / gatherer.scale[:, None, None],
-        "pays": profit > 0,
-        "worth_mean": worths[..., MEAN],
-        "worth_error": worths[..., ERROR],
-        "kept": np.log1p(gatherer.seen[..., KEPT]),
         "price": symlog(price),
         "size": np.log1p(choices.parameters) / 10,
         "size_share": np.log1p(choices.parameters / by_env(choices.host_parameters, choices.parameters)),

@@ -98,8 +98,9 @@ class Task:
     at_once: bool = False
     """Whether seeds that change nothing at first are a part of their host at once, see ``EnvConfig.at_once``."""
     rounds: int = 4
-    """Number of rounds of a run. More have not been seen to help an agent that practises before the first one
-    (benchmarks/results/digits_ppo.md)."""
+    """Number of rounds of a run."""
+    learning_rounds: int = 20
+    """The same for an agent that learns."""
     evaluation_batch: int = 500
     """Samples per evaluation batch; features of much larger batches do not fit in the caches and take twice as long."""
     workers: int = 2
@@ -331,7 +332,8 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
             f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
             f"score accuracy; {task.name} needs 0"
         )
-    run = {"rounds": config.run.rounds or task.rounds}
+    rounds = task.learning_rounds if config.run.learns else task.rounds
+    run = {"rounds": config.run.rounds or rounds}
     tables = config.tables_with({"task": training, "env": env, "run": run})
     return HostTrainingConfig.parse(tables)
 

@@ -64,19 +64,9 @@ class Release:
     """Sizes of the host as it is, and of the seeds that could be planted in it."""
 
 
-@dataclass(frozen=True)
-class Layers:
-    """All that a host has grown in its layers so far."""
-
-    now: Choices
-    """Its sizes, and those of the seeds that could be planted in it."""
-    merges: Ints
-    """Number of seeds of each blueprint in each slot that are in its layers, [S, B]."""
-
-
-def layers_now(hosts: Any) -> list[Layers]:
-    """Returns what each host has grown."""
-    return [host.merger.layers_of(host.training) for host in hosts.hosts]
+def sizes_now(hosts: Any) -> list[Choices]:
+    """Returns the sizes of each host as it is, and of the seeds that could be planted in it."""
+    return [host.merger.choices_of(host.training) for host in hosts.hosts]
 
 
 class Backend(ABC):
@@ -190,18 +180,14 @@ class Backend(ABC):
 
 def merge_kept(env: SlotVectorEnv) -> None:
     """Makes kept seeds a part of their hosts, whose seeds then have other sizes."""
-    blueprints = env.state.slots.blueprint.copy()
     for row, merged in env.loop.merge().items():
         env.offers.put(row, merged.now)
-        of_env = np.arange(env.num_envs) == row
-        env.gatherer.merge(merged.slots & of_env[:, None], blueprints)
 
 
 def follow_layers(env: SlotVectorEnv) -> None:
     """Follows layers that have shrunk by actions, or that a rollback has made as they were."""
     for row, release in env.loop.released.items():
         env.offers.put(row, release.now)
-        env.gatherer.merged[row, release.slot, release.blueprint] -= 1
     env.loop.released = {}
     slots = env.state.slots
     if (env.state.rolled_back & env.state.trained & slots.merges.any(axis=1)).any():
@@ -210,9 +196,8 @@ def follow_layers(env: SlotVectorEnv) -> None:
 
 def look_at_layers(env: SlotVectorEnv) -> None:
     """Takes over what all hosts have grown in their layers."""
-    for row, layers in enumerate(env.backend.map_hosts(layers_now)):
-        env.offers.put(row, layers.now)
-        env.gatherer.merged[row] = layers.merges
+    for row, now in enumerate(env.backend.map_hosts(sizes_now)):
+        env.offers.put(row, now)
 
 
 def take_out(

@@ -11,7 +11,7 @@ import torch
 from esper.core.site import Site
 from esper.core.slots import Bools
 from esper.core.state import Choices
-from esper.env.backend import Layers, Merge, Release
+from esper.env.backend import Merge, Release
 from esper.env.catalog import BlueprintCatalog
 from esper.hosts.host import Host
 from esper.hosts.widen import shapes_of
@@ -86,15 +86,6 @@ class Merger:
             flops=before.host_flops - after.host_flops,
             now=after,
         )
-
-    def layers_of(self, training: HostTraining) -> Layers:
-        """Returns what a host has grown in its layers."""
-        spec = self.catalog.spec
-        merges = np.zeros((len(spec.slots), len(spec.blueprints)), dtype=np.int64)
-        for slot, growths in training.growths.items():
-            for growth in growths:
-                merges[spec.slots.index(slot), spec.blueprints.index(growth.blueprint)] += 1
-        return Layers(self.choices_of(training), merges)
 
     def choices_of(self, training: HostTraining) -> Choices:
         """Returns the sizes of a host and of its possible seeds, and how many units could be taken out."""

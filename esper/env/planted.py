@@ -12,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 from esper.config import TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.core.blueprints import choose
-from esper.core.gather import Gatherer
 from esper.core.state import Baseline
 from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import SimParams
@@ -78,14 +77,6 @@ class PlantedVectorEnv(SlotVectorEnv):
             law.choices,
             law.setting,
             autoreset_mode,
-        )
-        # Envs of one world share their experience.
-        self.gatherer = Gatherer(
-            spec,
-            n_envs,
-            config.experience,
-            law.world_envs,
-            law.world_episodes,
         )
         self.baseline = self._no_growth()
 

@@ -69,7 +69,7 @@ class PlantedBackend(Backend):
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
         """Worths of seeds, [E, S, B], pp."""
         self.share = np.array(law.share)
-        # The unknowns of each env's world, [E, 1].
+        # What is unknown of each env's episode, [E, 1].
         self.seed_time = np.full((n_envs, 1), law.seed_time)
         self.reliance = np.full((n_envs, 1), law.reliance)
         self.paired_noise = np.full((n_envs, 1), law.paired_noise)
@@ -107,12 +107,10 @@ class PlantedBackend(Backend):
             episode = int(episodes[env])
             draw = np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.NOISE))
             self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
-            if law.world_envs is not None:
-                draw = _draw_of_world(law, run_seed, env // law.world_envs, episode)
             self._draw_unknowns(env, draw)
 
     def _draw_unknowns(self, env: int, draw: np.random.Generator) -> None:
-        """Sets what a controller does not know of the world of ``env``."""
+        """Sets what a controller does not know of the episode of ``env``."""
         law = self.law
         worth = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))
         # Factors that are uniform in their logarithm.
@@ -332,21 +330,6 @@ class PlantedBackend(Backend):
         helping = realised * (worth > 0)
         synergy = self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
         return np.asarray((worth * realised).sum(axis=1) + synergy)
-
-
-def _draw_of_world(
-    law: SimParams,
-    run_seed: int,
-    world: int,
-    episode: int,
-) -> np.random.Generator:
-    """Returns the random numbers that all envs and episodes of a world draw."""
-    number = 0
-    if law.world_episodes:
-        # Worlds do not all end in the same episode.
-        number = (episode + world) // law.world_episodes
-    seed = derive_seed(run_seed, world, number, RngStream.EXPERIENCE, 1)
-    return np.random.default_rng(seed)
 
 
 def _neighbours(values: Floats) -> Floats:

@@ -13,7 +13,7 @@ Accuracies are pp, T is the horizon.
   too early, pruning a mature seed, and doing either in one jump cost accuracy. The loss heals by healing · p per epoch.
 - Reliance. A host relies on its blended seeds: if one is switched off, because its contribution is measured or because
   it was not kept, accuracy falls by r = reliance · αm in addition to what the seed adds. Two that are switched off
-  together cost r + r' − o · min(r, r'), with an overlap o of each world between −overlap and overlap.
+  together cost r + r' − o · min(r, r'), with an overlap o of each episode between −overlap and overlap.
 - Merges. A merged seed is a part of the host: it goes on maturing as a seed at alpha 1, and nothing switches it off. A
   later seed in its slot has ``returns`` times the worth, for each seed merged there before.
 - Noise. Measured accuracies have one error per epoch, with standard deviation ``noise``, which is the same for all
@@ -54,14 +54,10 @@ class SimParams:
     )
     """Worth of a seed by slot, then blueprint, pp."""
     worth_std: float = 0.0
-    """If above 0, every world has its own worths: these plus normal noise with this standard deviation, pp."""
+    """If above 0, every episode has its own worths: these plus normal noise with this standard deviation, pp."""
     unknown: float = 1.0
-    """If above 1, every world has its own unknowns: its worths as a whole, ``noise``, ``paired_noise``, ``reliance``
+    """If above 1, every episode has its own unknowns: its worths as a whole, ``noise``, ``paired_noise``, ``reliance``
     and ``seed_time``, each multiplied by a factor between 1 / unknown and unknown, uniform in its logarithm."""
-    world_envs: int | None = None
-    """Number of envs in a world; None: worths are drawn for each env and episode, and all share their experience."""
-    world_episodes: int | None = None
-    """Number of episodes that a world lasts; see :class:`esper.core.gather.Gatherer`."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
     """Fraction of its worth that a seed can reach, by blend operator: add, multiply, gate."""
     synergy: float = 1.0

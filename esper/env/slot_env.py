@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -20,7 +19,6 @@ from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import HEADS, ActionSpec, Op, integers_of
 from esper.core.arrays import Float32s
-from esper.core.gather import Gatherer
 from esper.core.legal import legal_actions
 from esper.core.mask import ActionMask
 from esper.core.observation import LIMIT, ObservationLayout
@@ -34,7 +32,7 @@ from esper.env.epoch_loop import Actions, EpochLoop
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
-from esper.training.rng import RngStream, accepted_seed, derive_seed
+from esper.training.rng import accepted_seed
 
 if TYPE_CHECKING:
     from esper.training.executor import Execution
@@ -121,6 +119,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
+        self.learns = True
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
@@ -128,8 +127,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Set by :meth:`prepare`."""
         self.reward = Reward(config.reward, self.loop.durations.stage_dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
-        self.gatherer = Gatherer(spec, self.num_envs, config.experience)
-        """The experience of these hosts with their seeds."""
         self.execution: Execution | None = None
         """The execution of training steps; None for hosts that this env does not train."""
 
@@ -160,14 +157,14 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         Args:
             baseline: the no-growth curves, which are then not measured; to be set before the first reset.
             run_seed: the seed that the next episodes are derived from; they keep their numbers.
-            learns: whether episodes add to the experience with seeds, see :attr:`Gatherer.learns`.
+            learns: whether an agent learns from the episodes; if not, they judge.
         """
         if baseline is not None:
             self.baseline = baseline
         if run_seed is not None:
             self.run_seed = run_seed
         if learns is not None:
-            self.gatherer.learns = learns
+            self.learns = learns
 
     def continue_after(self, episodes: Ints | int) -> None:
         """Makes the next episode of each env the one after ``episodes``, [E] or a number for all."""
@@ -219,7 +216,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             "run_seed": self.run_seed,
             "arrays": copies,
             "hosts": self.backend.state_dict(),
-            "experience": self.gatherer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
@@ -234,7 +230,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
-        self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
     @training_state()
@@ -257,7 +252,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             super().reset(seed=run_seed)  # Gymnasium's own generator, which is not used here
             self.run_seed = run_seed
             self.state.episode[:] = -1
-            self.gatherer.forget()
         rules = self.prepare()
         start_episodes(self, starting)
         return self._observe(rules), info_of(self, rules, self.done)
@@ -293,7 +287,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             rewards = self._pay(rules, ~idle, trained)
             self._report(rules, np.flatnonzero(trained).tolist(), rewards)
             self.state.edit_reward[trained] = 0.0
-            gather(self, rules, trained)
             merge_kept(self)
             observation = self._observe(rules)
 
@@ -332,7 +325,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self._seen,
             rules,
             self.layout,
-            self.gatherer,
         )
 
     def _pay(
@@ -385,31 +377,6 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
         term[starting] = 0.0
     env.loop.start(starting, env.run_seed)
     env.take_hosts(starting)
-    normals = partial(worth_normals, env.run_seed, env.gatherer.seen[0, ..., 0].size)
-    env.gatherer.start(starting, env.state.episode, normals)
-
-
-def worth_normals(
-    run_seed: int,
-    size: int,
-    env: int,
-    episode: int,
-) -> Floats:
-    """Returns the normal numbers [size] that the worths of an episode are drawn with."""
-    seed = derive_seed(run_seed, env, episode, RngStream.EXPERIENCE)
-    return np.random.default_rng(seed).standard_normal(size)
-
-
-def gather(env: SlotVectorEnv, rules: EpisodeRules, active: Bools) -> None:
-    """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that have ended."""
-    state = env.state
-    env.gatherer.watch(state.slots)
-    by_accuracy = state.committed - rules.baseline.accuracy[-1]
-    by_loss = rules.baseline.gain_by_loss(state.committed_loss)
-    gains = np.stack((by_accuracy, by_loss), axis=1)
-    # An episode that was cut short has no gain: the baseline is that of whole episodes.
-    whole = (state.epoch >= rules.horizon)[:, None]
-    env.gatherer.end(active & state.done, np.where(whole, gains, np.nan), state.slots)
 
 
 def info_of(env: SlotVectorEnv, rules: EpisodeRules, idle: Bools) -> Info:

@@ -64,7 +64,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "reward": {"gamma": 1.0},
     "ppo": {
         "gamma": 1.0,
-        "practice_steps": 0,
+        "gae_lambda": 1.0,
         "prior": 0.0,
         "entropy_start": 0.01,
     },
@@ -294,7 +294,6 @@ class VariedVectorEnv(SlotVectorEnv):
         self.choices = first.of_envs(envs, OF_FIRST)
         self.offers = first.of_envs(envs, OF_FIRST)
         self.execution = backend.execution
-        self.gatherer.learns = False  # no episode is like another one
 
     def prepare(self) -> EpisodeRules:
         if self.rules is None:

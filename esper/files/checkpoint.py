@@ -19,7 +19,7 @@ from esper.agents.ppo.policy import Policy
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 
-FORMAT = 7
+FORMAT = 8
 MARK = b"Esper checkpoint, format "
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -36,7 +36,6 @@ KEYS: dict[str, tuple[type, ...]] = {
     "collector": (dict,),
     "agent": (dict,),
     "policy": (dict, type(None)),
-    "experience": (dict,),
 }
 """Entries of the state of a run, and the types that each may have."""
 State = dict[str, Any]
@@ -166,4 +165,9 @@ def _checked(content: bytes) -> bytes:
 
 def policy_state(policy: Policy) -> State:
     """Returns the state needed to act with this policy elsewhere."""
-    return {**policy.policy_state(), "config": policy.config.model_dump(mode="json")}
+    return {
+        **policy.policy_state(),
+        "slots": list(policy.spec.slots),
+        "blueprints": list(policy.spec.blueprints),
+        "config": policy.config.model_dump(mode="json"),
+    }

@@ -26,22 +26,21 @@ from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import ActionSpec
 from esper.core.observation import ObservationLayout
-from esper.core.worth import Experience
 from esper.env.slot_env import SlotVectorEnv
 from esper.errors import MISFITS
 from esper.files import checkpoint
 from esper.files.atomic import given_path, write_atomic
 from esper.telemetry.text import plain
 
-FORMAT = 5
+FORMAT = 6
 SUFFIX = ".safetensors"
 HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""
 
-PRETRAINED = Path(__file__).parent / "pretrained" / f"digits{SUFFIX}"
+PRETRAINED = Path(__file__).parent / "pretrained" / f"varied{SUFFIX}"
 """The agent that comes with Esper."""
 
-PARTS = ("network", "observations", "experience")
+PARTS = ("network", "observations")
 
 
 class Facts(BaseModel):
@@ -52,7 +51,7 @@ class Facts(BaseModel):
     format: int
     slots: list[str]
     blueprints: list[str]
-    """Slots and blueprints of the hosts that its experience is of."""
+    """Slots and blueprints of the hosts that it learned on."""
     config: dict[str, Any]
     """Config of the run that it learned in."""
     rounds: Annotated[int, Field(ge=0)]
@@ -77,8 +76,9 @@ class SavedPolicy:
     name: str
     """The name it was requested by."""
     state: checkpoint.State
-    experience: checkpoint.State
-    """The experience of its run; it is used on hosts with the same slots and blueprints."""
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    """Slots and blueprints of the hosts that it learned on."""
     config: TrainingConfig | None
     """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int
@@ -106,17 +106,14 @@ class SavedPolicy:
     def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
 
-        The hosts may have other slots and other blueprints than those it learned on; ``env`` then starts without
-        experience, otherwise with that of its run. Raises ConfigError if it has another network.
+        The hosts may have other slots and other blueprints than those it learned on. Raises ConfigError if it has
+        another network.
         """
         try:
             ppo = self.state["config"]
             config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
             policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
             policy.load_policy_state(self.state)
-            # Experience that was left out when the policy was saved has no episodes.
-            if env.gatherer.given is None and self.experience["gram"][0, 0] > 0:
-                env.gatherer.give(self.experience)
         except RuntimeError as error:
             raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
         except MISFITS as error:
@@ -150,11 +147,11 @@ def policy_path(name: str) -> Path:
     return Path(os.path.expanduser((spec.kind == "checkpoint" and spec.path) or name))
 
 
-def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
+def find_policy(name: str) -> SavedPolicy:
     """Reads the trained agent called ``name``: a run folder, its checkpoint, a policy file, or ``pretrained``.
 
     A path may be prefixed with ``checkpoint:``. Raises ConfigError if nothing is there, if it is not a policy, or if
-    the run's controller has none, unless ``without_policy``: then only the experience is wanted.
+    the run's controller has none.
     """
     path = policy_path(name)
     if path.suffix == SUFFIX and not path.is_dir():
@@ -171,7 +168,7 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
         config = _config_of(folder)
         if config is not None:
             home = folder
-    if state["policy"] is None and not without_policy:
+    if state["policy"] is None:
         controller = "its controller"
         if config:
             controller += f" {config.run.controller}"
@@ -181,8 +178,9 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
         )
     return SavedPolicy(
         name,
-        state["policy"] or {},
-        state["experience"],
+        state["policy"],
+        tuple(state["policy"]["slots"]),
+        tuple(state["policy"]["blueprints"]),
         config,
         int(state["round"]),
         state["agent"].get("best_round") or None,
@@ -206,7 +204,6 @@ def save_policy(
     run: SavedPolicy | Path | str,
     file: Path | str,
     score: Mapping[str, Any] | None = None,
-    experience: bool = True,
 ) -> None:
     """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
 
@@ -215,8 +212,6 @@ def save_policy(
     Args:
         run: folder of a ppo run, or the checkpoint in it.
         score: measured performance, ready for JSON; stored in the file.
-        experience: whether the file has what the run has learned of its seeds. Without it, the agent has to explore
-            on any hosts, also those of its own task.
 
     Raises:
         ConfigError: there is no such run, its controller did not learn in it, or ``file`` is not a valid target.
@@ -233,19 +228,14 @@ def save_policy(
         task={"data": None, "download": False},
         ppo={"device": "cpu"},
     )
-    slots = tuple(policy.experience["slots"])
-    blueprints = tuple(policy.experience["blueprints"])
-    learned = policy.experience
-    if not experience:
-        learned = Experience(slots, blueprints, config.experience).state_dict()
     measured: dict[str, Any] | None = None
     if score is not None:
         measured = plain(dict(score))
-    tensors = _flat_tensors({**policy.state, "experience": _sums(learned)})
+    tensors = _flat_tensors(policy.state)
     facts = Facts(
         format=FORMAT,
-        slots=list(slots),
-        blueprints=list(blueprints),
+        slots=list(policy.slots),
+        blueprints=list(policy.blueprints),
         config=config.model_dump(mode="json"),
         rounds=policy.rounds,
         best_round=policy.best_round,
@@ -300,18 +290,24 @@ def _read(file: Path, name: str) -> SavedPolicy:
         # Names were checked: each begins with its part.
         part, _, rest = key.partition(".")
         parts[part][rest] = tensor
-    experience = {"slots": facts.slots, "blueprints": facts.blueprints, **parts.pop("experience")}
     state = {**parts, "config": config.ppo.model_dump(mode="json")}
-    return SavedPolicy(name, state, experience, config, facts.rounds, facts.best_round, facts=facts)
+    return SavedPolicy(
+        name,
+        state,
+        tuple(facts.slots),
+        tuple(facts.blueprints),
+        config,
+        facts.rounds,
+        facts.best_round,
+        facts=facts,
+    )
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
     """Raises ValueError unless the tensors are those of such a network, and unchanged since they were written."""
     spec = ActionSpec(tuple(facts.slots), tuple(facts.blueprints))
     layout = ObservationLayout(spec.slots, spec.blueprints, 1)
-    policy = Policy(spec, layout, 1, config.ppo).policy_state()
-    experience = Experience(spec.slots, spec.blueprints, config.experience).state_dict()
-    wanted = _flat_tensors({**policy, "experience": _sums(experience)})
+    wanted = _flat_tensors(Policy(spec, layout, 1, config.ppo).policy_state())
     for name in sorted(wanted.keys() | tensors.keys()):
         actual = _describe(tensors.get(name))
         expected = _describe(wanted.get(name))
@@ -324,11 +320,6 @@ def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: Training
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{', '.join(broken)} contain non-finite values")
-
-
-def _sums(experience: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of an experience."""
-    return {name: experience[name] for name in Experience.SUMS}
 
 
 def _describe(tensor: Tensor | None) -> str:

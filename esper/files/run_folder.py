@@ -50,12 +50,12 @@ class RunFolder:
     def follows(self, controller: str) -> str:
         """Returns the controller's name on resuming, with the path of the copy kept here.
 
-        The original schedule, policy or experience may have changed or disappeared since.
+        The original schedule or policy may have changed or disappeared since.
         """
         spec = ControllerSpec.of(controller)
         if not spec.follows:
             return controller
-        # The checkpoint of this run has the policy, or the experience, which grew from the other run's.
+        # The checkpoint of this run has the policy.
         return spec.following(self.path / SCHEDULE if spec.kind == "schedule" else self.path)
 
     def sinks(self) -> list[Sink]:

@@ -15,38 +15,36 @@ import torch
 
 from esper.agents.controller import Controller, NoGrowth, PerEnvController
 from esper.agents.make import OwnController, controller_for
-from esper.agents.plans import PlansController
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import UpdateStats
 from esper.agents.script import shipped_schedule_fits
 from esper.compare.comparison import ArmResult, play_held_out
 from esper.compare.runner import HostResult, Results
-from esper.config import ConfigError, PPOConfig
+from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.data.names import DRAWN
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
-from esper.run.pretrain import pretrain
 from esper.run.rollout import Floats, Rollout, Round
-from esper.telemetry.event import AgentValidated, Event, PracticeRound
+from esper.telemetry.event import AgentValidated, Event
 from esper.training.rng import HELD_OUT
 
 Emit = Callable[[Event], None]
 VALIDATION = 7 * 2**29
-"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds, of the comparison
-and of practice."""
-BASELINES = ("none", "random", "heuristic", "plans")
+"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds and of the
+comparison."""
+BASELINES = ("none", "random", "heuristic")
 """Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
 BASELINES_OF_DRAWN = ("none", "random", "advisor")
-"""The same where hosts are drawn for each episode, so that no experience is of the next one."""
+"""The same where hosts are drawn for each episode, and the rule's long trials are too slow."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
 
 class Agent(ABC):
-    """Base class of the agents of a run; by default, an agent neither practises nor is validated."""
+    """Base class of the agents of a run; by default, an agent is not validated."""
 
     rollout: Rollout
     control: Rollout | None = None
@@ -60,15 +58,6 @@ class Agent(ABC):
         self.maker = maker
         self.env = env
         self.config = maker.config
-
-    @property
-    def experience(self) -> State:
-        """The experience of the run so far, copied."""
-        return self.env.gatherer.experiences[0].state_dict()
-
-    def pretrain(self, emit: Emit) -> bool:
-        """Practises before the first round and returns True, if that is needed and was not done before."""
-        return False
 
     def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
         """Measures the agent after round ``number``, if that is due and was not done before."""
@@ -113,8 +102,8 @@ class FixedAgent(Agent):
     ) -> None:
         super().__init__(maker, env)
         controller = controller_for(follows, self.config, env, self.config.run.seed)
-        # A policy or its experience may be of the hosts of the run's own seed.
-        if env.gatherer.given is not None or not isinstance(controller, PerEnvController):
+        # A policy may be of the hosts of the run's own seed.
+        if not isinstance(controller, PerEnvController):
             self.seed_offset = HELD_OUT
         self.rollout = Rollout(env, controller)
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
@@ -161,10 +150,7 @@ class FixedAgent(Agent):
 
 
 class LearningAgent(Agent):
-    """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on.
-
-    The baselines play with the same experience: `plans` plants what is best by it.
-    """
+    """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on."""
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
         super().__init__(maker, env)
@@ -195,14 +181,12 @@ class LearningAgent(Agent):
         run_seed = config.run.seed + HELD_OUT
         controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
         controllers = {config.run.controller: partial(self.contender, run_seed=run_seed), **controllers}
-        # Every arm starts with the experience of the run.
         return play_held_out(
             self.maker,
             controllers,
             pairs,
             measured,
             self.env.baseline,
-            self.experience,
             self.compared,
         )
 
@@ -226,41 +210,18 @@ class LearningAgent(Agent):
             raise ValueError("rounds of the comparison have different numbers of hosts")
 
 
-class PlansAgent(LearningAgent):
-    """The bandit `plans`: what improves is the experience, which the env keeps."""
-
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        super().__init__(maker, env)
-        self.rollout = Rollout(env, self.contender(env, self.config.run.seed))
-
-    def update(self, number: int, played: Round) -> None:
-        """Nothing: the env has added the round to its experience."""
-
-    def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
-        return PlansController(env.action_spec, env.layout, env.num_envs, run_seed, self.config)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "memory": self.rollout.controller.memory_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.rollout.controller.load_memory_state(state["memory"])
-
-
 class PPORun(LearningAgent):
-    """PPO: practises, learns from each round, and is compared as it was when it did best on validation hosts."""
+    """PPO: learns from each round, and is compared as it was when it did best on validation hosts."""
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
         config = maker.config
         _check_learning(config)
         super().__init__(maker, env)
-        # The planted task needs no practice, being simulated itself.
-        self.pretrained = maker.task is None or config.ppo.practice_steps == 0
         self.ppo = PPOAgent(
             env.action_spec,
             env.layout,
             env.num_envs,
-            config.ppo if self.pretrained else after_practice(config.ppo),
+            config.ppo,
             config.run.seed,
             torch.device(config.ppo.device),
         )
@@ -275,24 +236,6 @@ class PPORun(LearningAgent):
         """Its mean return there."""
         self.best_round = 0
         """The round after which it was kept."""
-
-    def pretrain(self, emit: Emit) -> bool:
-        """Practises on simulated hosts that resemble the real ones."""
-        if self.pretrained:
-            return False
-
-        def practised(
-            number: int,
-            rounds: int,
-            mean_return: float,
-            part: float,
-        ) -> None:
-            emit(PracticeRound(number, rounds, mean_return, part))
-
-        # There is another number of simulated hosts, so another agent practises on them.
-        self.ppo.load_from(pretrain(self.env, self.config, practised))
-        self.pretrained = True
-        return True
 
     def update(self, number: int, played: Round) -> UpdateStats | None:
         """Learns from the rounds since the last update, if round ``number``, from 1, completes them."""
@@ -341,7 +284,6 @@ class PPORun(LearningAgent):
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
             env.configure(baseline=self.env.baseline, learns=False)
-            env.gatherer.give(self.experience)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy: Controller = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
             if rule is not None:
@@ -365,7 +307,6 @@ class PPORun(LearningAgent):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "pretrained": self.pretrained,
             "ppo": self.ppo.state_dict(),
             "buffer": self.ppo.buffer.state_dict(),
             "best": self.best,
@@ -380,20 +321,13 @@ class PPORun(LearningAgent):
         self.ppo.buffer.load_state_dict(state["buffer"], self.ppo.device)
         if state["best"] is not None:  # fail now if it does not fit
             self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
-        self.pretrained = bool(state["pretrained"])
         self.best = state["best"]
         self.best_return = float(state["best_return"])
         self.best_round = int(state["best_round"])
         self.validated = int(state["validated"])
 
 
-def after_practice(ppo: PPOConfig) -> PPOConfig:
-    """Returns the settings of an agent that has practised: little is left to explore, and much to forget."""
-    rate = ppo.learning_rate * ppo.practised_rate
-    return ppo.model_copy(update={"entropy_start": ppo.entropy_end, "learning_rate": rate})
-
-
-LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun, "plans": PlansAgent}
+LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun}
 
 
 def _check_learning(config: ResolvedConfig) -> None:

@@ -175,12 +175,12 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.trainer.stopping = True
 
     def _start(self) -> None:
-        """Continues the run of the checkpoint, or begins a new one; an agent is then ready for its next round."""
+        """Continues the run of the checkpoint, or begins a new one."""
         if self.resumed_from is not None:
             self._continue_from(self.resumed_from)
         else:
             self._begin()
-        self.trainer.practise()
+        self.trainer.validate()
 
     def _begin(self) -> None:
         """Opens the folder and the log, and measures the baseline."""

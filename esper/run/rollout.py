@@ -252,18 +252,15 @@ class Collector:
             rollout.begun = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the episode numbers and the experience of all envs, and the state of the running rollouts."""
+        """Returns the episode numbers of all envs, and the state of the running rollouts."""
         return {
             "episodes": [torch.from_numpy(env.state.episode.copy()) for env in self.envs],
-            "experience": [env.gatherer.state_dict() for env in self.envs],
             "rollouts": [rollout.state_dict() for rollout in self.running],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
             env.continue_after(numbers.numpy())
-        for env, experience in zip(self.envs, state["experience"], strict=True):
-            env.gatherer.load_state_dict(experience)
         saved = state["rollouts"]
         for rollout, rest in zip(self.rollouts[: len(saved)], saved, strict=True):
             rollout.load_state_dict(rest)

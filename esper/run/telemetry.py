@@ -30,7 +30,6 @@ from esper.telemetry.event import (
     RunCompleted,
     RunResumed,
     RunStarted,
-    WorthsEstimated,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
@@ -101,13 +100,7 @@ class RunTelemetry:
         """Passes events on to the sinks; None until :meth:`open`."""
         self.spans = Spans(marks=False)
         """Times the reports; the run replaces it with that of its env."""
-        ppo = config.ppo
-        ranked: tuple[str, ...] = ()
-        if ppo.prior * ppo.prior_profit:
-            ranked += ("blueprint",)
-        if ppo.practice_steps:
-            ranked += ("alpha_target",)  # practice settles it: entropies of 0.001 from the first round on are healthy
-        self.detector = AnomalyDetector(config.anomaly, ppo.max_grad_norm, config.run.rounds, ranked)
+        self.detector = AnomalyDetector(config.anomaly, config.ppo.max_grad_norm, config.run.rounds)
 
     def open(self) -> None:
         """Opens the files and the trackers; when resuming, the logs must have been cut to the checkpoint before."""
@@ -225,10 +218,6 @@ class RunTelemetry:
                 need=stats.need,
             )
         )
-        if env.gatherer.learns:
-            experience = env.gatherer.experiences[0]
-            noise = experience.worths.noise
-            self.emit(WorthsEstimated(number, experience.episodes, noise, experience.table()))
         if update is not None:
             updated = PolicyUpdated(round=number, env_steps=env_steps, **vars(update))
             warnings = self.detector.look(updated)

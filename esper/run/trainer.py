@@ -83,10 +83,6 @@ class Trainer:
         if self.stopping or (ranks is not None and ranks.orphaned):
             raise Stopped
 
-    def _practised(self, event: Event) -> None:
-        self.telemetry.emit(event)
-        self._stop_if_asked()
-
     def _measured(self, event: Event) -> None:
         self.telemetry.emit(event)
         self.checkpoints.save_after(MEASURED_SECONDS)
@@ -99,13 +95,6 @@ class Trainer:
         run_seed = self.config.run.seed + self.agent.seed_offset
         for env in self.collector.envs:
             env.configure(baseline=self.env.baseline, run_seed=run_seed)
-
-    def practise(self) -> None:
-        """Lets an agent practise before its first round, and validates one whose run stopped before it was."""
-        fresh = self.done == 0 and not self.collector.running
-        if fresh and self.agent.pretrain(self._practised):
-            self.checkpoints.save()
-        self._validate()
 
     def play_round(self) -> None:
         """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
@@ -132,9 +121,10 @@ class Trainer:
             self.done = number
             self.collector.consistent = True
             self.checkpoints.save_round(number)
-        self._validate()
+        self.validate()
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Validates the agent, if that is due; also one that has not played yet, or whose run stopped before it was."""
         validated = self.agent.validate(self.done, self._between_steps)
         if validated is None:
             return
@@ -164,7 +154,6 @@ class Trainer:
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
             "policy": self.agent.policy_state(),
-            "experience": self.agent.experience,
         }
 
     def load_state_dict(self, state: checkpoint.State) -> None:

@@ -99,8 +99,6 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             hosts = count(event.episodes, "host")
             final = view.score.value(event.accuracy[-1], 1)
             return [f"baseline: {hosts} left alone, final validation {view.score.name} {final}"]
-        case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
-            return [practice(event) + eta]
         case events.RunResumed():
             resumed = f"resumed after round {event.round}/{event.rounds}"
             if event.epochs:
@@ -190,10 +188,6 @@ def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
     if event.rollbacks:
         back = f"{count(event.rollbacks, 'rollback')}  "
     return f"round {event.round}/{event.rounds}  {result}  {event.fossils:.1f} kept per host  {back}{rates(event)}{eta}"
-
-
-def practice(event: events.PracticeRound) -> str:
-    return f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
 
 
 def played(event: events.ArmPlayed, view: RunView) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from esper.show.console import ConsoleSink, TerminalConsole, played, practice, size
+from esper.show.console import ConsoleSink, TerminalConsole, played, size
 from esper.show.read import Run
 from esper.show.screen import picture, plain, progress, section, text
 from esper.telemetry import event as events
@@ -44,8 +44,7 @@ class LiveSink(ConsoleSink):
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        under_way = isinstance(event, events.PracticeRound) and event.round < event.rounds
-        if not under_way and not isinstance(event, events.PolicyUpdated):  # those are only drawn
+        if not isinstance(event, events.PolicyUpdated):  # those are only drawn
             self._tell(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()
@@ -101,7 +100,6 @@ def _pace(run: Run) -> list[str]:
     view = run.view
     completed = run.last(events.RunCompleted)
     arm = run.last(events.ArmPlayed)
-    rehearsal = run.last(events.PracticeRound)
     if run.finished and completed:
         return [f"took {duration(completed.seconds)}"]
     if view.rounds <= view.done:
@@ -111,8 +109,6 @@ def _pace(run: Run) -> list[str]:
     lines = []
     if view.epochs and view.under_way:
         lines.append(f"round {view.done + 1}, epoch {max(view.epochs)}")
-    elif rehearsal and not view.hosts:
-        lines.append(practice(rehearsal))
     left = view.pace.seconds_left()
     if left is not None and run.state() != "interrupted":
         lines.append(f"about {duration(left)} left for the rounds")

@@ -34,7 +34,6 @@ MARK = "<!-- a report of Esper -->"
 TITLES = {
     "verdict": "Result",
     "agent": "The agent",
-    "worth": "Worth of seeds",
     "time": "Where the time went",
     "events": "Actions and events",
 }

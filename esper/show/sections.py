@@ -37,7 +37,6 @@ RETURNS = {
     (events.AgentValidated, "return on validation hosts"): (
         "Of the most likely actions, on hosts that the agent does not learn from. The best agent is kept."
     ),
-    (events.PracticeRound, "practice"): "On simulated hosts, before training on real ones.",
 }
 """Description of the charts of returns, by event and title."""
 UPDATES = {
@@ -224,23 +223,6 @@ def warnings(view: RunView) -> list[Block]:
     return notes
 
 
-def worths(view: RunView) -> list[Block]:
-    """Estimated worth of each blueprint in each slot where it was kept, the best first."""
-    estimated = view.last(events.WorthsEstimated)
-    if estimated is None or not estimated.episodes:
-        return []
-    score = view.score
-    rows = []
-    for slot, by_blueprint in estimated.worths.items():
-        best_first = sorted(by_blueprint.items(), key=lambda item: -item[1][0])
-        for blueprint, (worth, error, kept) in best_first:
-            if kept:
-                estimate = f"{score.difference(worth, unit=False)} ± {score.value(error, unit=False)}"
-                rows.append([slot, blueprint, estimate, f"{kept:,}"])
-    words = f"What a kept seed adds to the final {score.name}, estimated from {estimated.episodes:,} episodes."
-    return _table("Worth of blueprints", ["slot", "blueprint", score.gap_label("worth"), "kept"], rows, words)
-
-
 def blueprints(view: RunView) -> list[Block]:
     """Fate of the seeds of each blueprint, and their contribution where they were kept."""
     score = view.score
@@ -314,7 +296,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def agent(view: RunView) -> list[Block]:
-    """Returns, the figures of the updates, and the practice before them."""
+    """Returns, and the figures of the updates."""
     updates = view.of(events.PolicyUpdated)
     if not updates:
         return []
@@ -476,7 +458,6 @@ SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {
     "accuracy": accuracy,
     "slots": slots,
     "warnings": warnings,
-    "worth": worths,
     "agent": agent,
     "time": time,
     "blueprints": blueprints,

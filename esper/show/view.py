@@ -42,7 +42,6 @@ MAX_HISTORY = 500
 
 PHASES: dict[type[Event], str] = {
     events.RunStarted: "baseline",
-    events.PracticeRound: "practice",
     events.EpochCompleted: "rounds",
     events.RoundCompleted: "rounds",
     events.ArmPlayed: "comparison",
@@ -277,14 +276,10 @@ class Pace:
     def units(self) -> tuple[float, float, float]:
         """Returns the units of the phase that an earlier process has done, that are done, and that there are in all.
 
-        A unit is a round, of practice or of one arm. All are 0 while the number is unknown.
+        A unit is a round, or a round of one arm. All are 0 while the number is unknown.
         """
         view = self.view
         match self.phase:
-            case "practice":
-                last = view.of(events.PracticeRound)[-1]
-                done = last.round if last.part is None else last.part * last.rounds  # rounds differ in length
-                return 0.0, done, last.rounds
             case "rounds":
                 return self._resumed(), view.done + view.part_of_round, view.rounds
             case "comparison":

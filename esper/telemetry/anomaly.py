@@ -41,14 +41,11 @@ class AnomalyDetector:
         limits: thresholds of the warnings.
         max_grad_norm: norm that gradients are clipped to, ``ppo.max_grad_norm``.
         rounds: rounds of the whole run, which define what is early or late.
-        ranked: heads whose prior ranks choices by measured profit. Where one choice clearly pays more than the others,
-            such a head is certain before it learns anything; and heads that practice settles.
     """
 
     limits: AnomalyConfig
     max_grad_norm: float
     rounds: int
-    ranked: tuple[str, ...] = ()
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
         """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
@@ -88,8 +85,6 @@ class AnomalyDetector:
         if update.round > limits.entropy_until * self.rounds:
             return
         for head, entropy in update.choice_entropies.items():
-            if head in self.ranked:
-                continue
             choices = update.head_choices.get(head, 0)
             if choices >= limits.min_choices and entropy < limits.entropy:
                 words = f"head {head} has almost stopped exploring: entropy {entropy:.2g} of 1 over {choices:,} choices"

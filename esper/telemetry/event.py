@@ -310,17 +310,6 @@ class RanksWaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PracticeRound(Event):
-    """The agent played a round on simulated hosts, before real ones; ``mean_return`` is discounted."""
-
-    round: int
-    rounds: int
-    mean_return: float
-    part: float | None = None
-    """Part of practice that is done, by its env steps, 0 to 1; None in logs of earlier versions."""
-
-
-@dataclass(frozen=True, slots=True)
 class AgentValidated(Event):
     """The agent played its most likely actions on hosts that it does not learn from; the best agent so far is kept."""
 
@@ -332,18 +321,6 @@ class AgentValidated(Event):
     """The round of the best agent, which may be this one."""
     rules: dict[str, float] = dataclasses.field(default_factory=dict)
     """Mean returns of rules on the same hosts, by name; empty if they were not played."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorthsEstimated(Event):
-    """Worths of seeds after a round, by ``episodes``: how much one that is kept adds to the final score."""
-
-    round: int
-    episodes: int
-    noise: float
-    """Standard deviation of an episode's gain given its seeds, pp."""
-    worths: dict[str, dict[str, tuple[float, float, int]]]
-    """By slot and blueprint: estimate and its standard deviation, pp, and number of episodes in which it was kept."""
 
 
 @dataclass(frozen=True, slots=True)

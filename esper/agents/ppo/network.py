@@ -23,15 +23,11 @@ State = tuple[Tensor, Tensor]
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
-CHOICE_INPUTS = ("profit", "pays", "price", "size", "size_share", "layers", "spatial", "elementwise")
-"""Inputs of the network about a seed that could be planted. It does not read how sure a worth is: rewards end with an
-episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
-drawn from the posterior; a policy that acts on draws explores as much as there is to learn (Thompson 1933)."""
+CHOICE_INPUTS = ("price", "size", "size_share", "layers", "spatial", "elementwise")
+"""Inputs of the network about a seed that could be planted."""
 _NAMES = [entry.name for entry in PER_CHOICE]
 CHOICE_PLACES = torch.tensor([_NAMES.index(name) for name in CHOICE_INPUTS])
 """Places of these inputs among the entries of a (slot, blueprint)."""
-PROFIT_PLACE = CHOICE_INPUTS.index("profit")
-PAYS_PLACE = CHOICE_INPUTS.index("pays")
 
 
 def _relevance() -> Tensor:
@@ -82,14 +78,12 @@ def fourier(waves: Tensor) -> Tensor:
 
 
 class Scene(NamedTuple):
-    """Inputs of the heads: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
-    could be planted [..., S, B, part], and the profits of these and whether they pay (1 or 0), both [..., S, B]."""
+    """Inputs of the heads: the context [..., width], and embeddings of slots [..., S, part] and of the seeds that
+    could be planted [..., S, B, part]."""
 
     context: Tensor
     slots: Tensor
     choices: Tensor
-    profits: Tensor
-    pays: Tensor
 
     def rows(self) -> Scene:
         """Joins the leading axes [T, E]."""
@@ -97,8 +91,6 @@ class Scene(NamedTuple):
             context=self.context.flatten(0, 1),
             slots=self.slots.flatten(0, 1),
             choices=self.choices.flatten(0, 1),
-            profits=self.profits.flatten(0, 1),
-            pays=self.pays.flatten(0, 1),
         )
 
 
@@ -150,11 +142,11 @@ class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
     No weight depends on the number of slots or of blueprints. One shared encoder embeds each seed that could be
-    planted, from its size, what it is built of and its profit, never from its name. Another one embeds each slot: its
-    features, its place (as waves), its seed, and the best seed that could be planted there. The trunk sees these
-    embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to ``WAVES``
-    slots; the slot and blueprint heads score the embeddings themselves. The op head also reads the embedding of the
-    best seed that may be planted now, zeros without such a seed: whether it pays decides whether to plant.
+    planted, from its size, its price and what it is built of, never from its name. Another one embeds each slot: its
+    features, its place (as waves), its seed, and the mean of the seeds that could be planted there. The trunk sees
+    these embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to
+    ``WAVES`` slots; the slot and blueprint heads score the embeddings themselves. The op head also reads the mean
+    embedding of the seeds that may be planted now, zeros without any.
     """
 
     def __init__(self, spec: ActionSpec, config: PPOConfig) -> None:
@@ -171,10 +163,6 @@ class PolicyNetwork(nn.Module):
             _two_layers(len(CHOICE_INPUTS), part, part),
             nn.Tanh(),
         )
-        self.profit_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
-        """Weight of a seed's profit in its score."""
-        self.pays_weight = nn.Parameter(torch.tensor(config.prior * config.prior_pays))
-        """Weight of whether the best seed pays in the score of planting."""
         self.ops = nn.Embedding(len(Op), part)
         features = len(PER_SLOT) - 1  # the last entry is an index, which is embedded
         self.slot_encoder = nn.Sequential(
@@ -244,16 +232,15 @@ class PolicyNetwork(nn.Module):
         """
         base, slots, choices = split(observation, len(self.waves))
         described = choices[..., CHOICE_PLACES.to(choices.device)]  # [T, E, S, B, C]
-        profits = described[..., PROFIT_PLACE]
         embeddings = self._embed(described)
 
-        # Each slot: its entries, the embeddings of its seed and of the best one for it, and its place.
+        # Each slot: its entries, the embeddings of its seed and of those that it could have, and its place.
         planted = slots[..., -1].long()  # 0 for none
         seed = row_at(embeddings, (planted - 1).clamp(min=0))
         seed = seed * (planted > 0)[..., None]
-        best = row_at(embeddings, profits.argmax(dim=-1))
+        offered = embeddings.mean(dim=-2)
         places = self.waves.expand(*slots.shape[:-1], -1)
-        inputs = (slots[..., :-1], seed, best, places)
+        inputs = (slots[..., :-1], seed, offered, places)
         slot_embeddings = self.slot_encoder(torch.cat(inputs, dim=-1))
 
         summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
@@ -264,8 +251,6 @@ class PolicyNetwork(nn.Module):
             context=seen + remembered,
             slots=slot_embeddings,
             choices=embeddings,
-            profits=profits,
-            pays=described[..., PAYS_PLACE],
         )
         return scene, state
 
@@ -285,19 +270,12 @@ class PolicyNetwork(nn.Module):
         return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
 
     def _op_scores(self, scene: Scene, masks: Masks) -> Tensor:
-        """Returns the logits of ops, [N, ops], by the context and by the best seed that may be planted."""
+        """Returns the logits of ops, [N, ops], by the context and by the seeds that may be planted."""
         plantable = masks["slot_blueprint"] & masks["op_slot"][:, Op.GERMINATE, :, None]  # [N, S, B]
-        profits = torch.where(plantable, scene.profits, -math.inf)
-        best = profits.flatten(1).argmax(dim=-1)
-        rows = torch.arange(len(best), device=best.device)
-        offer = scene.choices.flatten(1, 2)[rows, best]
-        offer = offer * plantable.any(dim=(1, 2))[:, None]
-        inputs = torch.cat((scene.context, offer), dim=-1)
-        scores: Tensor = self.op_head(inputs)
-
-        pays = scene.pays.flatten(1)[rows, best]
-        scores[:, Op.GERMINATE] += self.pays_weight * (2 * pays - 1)
-        return scores
+        count = plantable.sum(dim=(1, 2)).clamp(min=1)
+        offered = (scene.choices * plantable[..., None]).sum(dim=(1, 2)) / count[:, None]
+        inputs = torch.cat((scene.context, offered), dim=-1)
+        return self.op_head(inputs)  # type: ignore[no-any-return]
 
     def decide(
         self,
@@ -325,7 +303,6 @@ class PolicyNetwork(nn.Module):
         known = torch.cat((known, scene.slots[rows, slot]), dim=-1)
         seeds = scene.choices[rows, slot]
         scores = _scores(self.blueprint_query(known), seeds)
-        scores = scores + self.profit_weight * scene.profits[rows, slot]
         affordable = masks["slot_blueprint"][rows, slot]
         affordable = affordable | ~affordable.any(dim=-1, keepdim=True)  # rows whose op needs no blueprint
         blueprint = choices.add(scores, affordable)

@@ -19,7 +19,6 @@ from esper.telemetry.event import (
     EpochCompleted,
     Event,
     PolicyUpdated,
-    PracticeRound,
     RanksWaited,
     RoundCompleted,
     RunCompleted,
@@ -66,8 +65,6 @@ RENAMED = {
     "charts/SPS": "epochs_per_second",
 }
 """Fields of the other tags."""
-PRACTICE = "practice/episodic_return"
-"""Tag of practice returns. Their steps are practice rounds, because practice has no env steps of the run."""
 
 
 class Scalars:
@@ -84,7 +81,7 @@ class Scalars:
         """Whether rounds remain: the comparison of such a run is not final."""
 
     def of(self, event: Event) -> dict[str, float]:
-        """Returns the scalars of ``event`` by tag, at step ``self.steps``; empty for practice, see :data:`PRACTICE`."""
+        """Returns the scalars of ``event`` by tag, at step ``self.steps``."""
         match event:
             case EpochCompleted():
                 for slot, need in event.needs.items():
@@ -138,8 +135,6 @@ def _fields(event: RoundCompleted | PolicyUpdated) -> dict[str, float]:
 class TensorBoardSink(Sink):
     """Writes event files to ``folder``, starting with the first event; flushes them after every round.
 
-    Practice is written to the subfolder ``practice``, because it has its own steps.
-
     Args:
         folder: created when the first event arrives.
         steps: env steps done before. For a resumed run, anything written beyond them is purged: the run writes it
@@ -153,36 +148,31 @@ class TensorBoardSink(Sink):
         self.resumed = resumed
         self.config = config
         self.scalars = Scalars(steps)
-        self._writers: dict[str, SummaryWriter] = {}
+        self._open: SummaryWriter | None = None
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, PracticeRound):
-            self._writer("practice").add_scalar(PRACTICE, event.mean_return, event.round)
-            return
-        writer = self._writer("")
+        writer = self._writer()
         for tag, value in self.scalars.of(event).items():
             writer.add_scalar(tag, value, self.scalars.steps)
         if isinstance(event, RoundCompleted):
-            for open_writer in self._writers.values():
-                open_writer.flush()
+            writer.flush()
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        if self._open is not None:
+            self._open.close()
 
-    def _writer(self, below: str) -> Any:
-        """Returns the writer to the subfolder ``below``, which is opened when it is first needed."""
-        if below in self._writers:
-            return self._writers[below]
+    def _writer(self) -> Any:
+        """Returns the writer, which is opened when it is first needed."""
+        if self._open is not None:
+            return self._open
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
 
-        folder = self.folder / below
         # Later steps were written by the interrupted run.
-        purge = self.scalars.steps + 1 if self.resumed and not below else None
-        _wait_for_a_later_name(folder)
-        writer = SummaryWriter(str(folder), purge_step=purge)
-        self._writers[below] = writer
-        if self.config and not self.resumed and not below:
+        purge = self.scalars.steps + 1 if self.resumed else None
+        _wait_for_a_later_name(self.folder)
+        writer = SummaryWriter(str(self.folder), purge_step=purge)
+        self._open = writer
+        if self.config and not self.resumed:
             indented = self.config.replace("\n", "\n    ")  # verbatim in Markdown
             writer.add_text("config", f"    {indented}", 0)
         return writer
@@ -217,12 +207,9 @@ class ActiveRunSink(Sink):
         self.scalars = Scalars(steps)
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, PracticeRound):
-            self._run.log({PRACTICE: event.mean_return, "practice/round": event.round})
-            return
         scalars = self.scalars.of(event)
         if scalars:
-            # Not the library's own step, which must increase: practice would advance it.
+            # Not the library's own step, which counts the calls.
             self._run.log({**scalars, "global_step": self.scalars.steps})
 
 
