@@ -51,12 +51,11 @@ class Recorded:
 
     @cached_property
     def run(self) -> Path:
-        """A run on digits: practice, three rounds of learning, a final comparison of two pairs."""
+        """A run on digits: three rounds of learning, a final comparison of two pairs."""
         from esper import Experiment
         from tests.run.run_helpers import learning
 
-        practice = {"practice_steps": 64, "practice_envs": 4, "validate_every": 2}
-        config = learning(evaluation_pairs=2, ppo=practice)
+        config = learning(evaluation_pairs=2, ppo={"validate_every": 2})
         Experiment(config, self.root / "run").run()
         return self.root / "run"
 

@@ -35,8 +35,8 @@ def configuration(seed: int) -> TrainingConfig:
 def command(seed: int, out: Path | None) -> None:
     """See in two minutes what Esper does, on 8x8 images of digits that are installed with it.
 
-    The advisor decides how wide 16 small networks are to be. The same 16 networks, with the same initial weights and the
-    same batches, are left alone beside them, and the two are compared on test images.
+    The advisor decides how wide 16 small networks are to be. The same 16 networks, with the same initial weights and
+    the same batches, are left alone beside them, and the two are compared on test images.
     """
     folder = output_folder(out, "demo")
     click.echo(

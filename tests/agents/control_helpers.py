@@ -36,11 +36,10 @@ class World:
         self.base["edits_left"] = 1.0
         self.base["epochs"] = float(np.log2(LAYOUT.horizon)) / 10
         self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
-        self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
-        """Profit of each (slot, blueprint) in the observation."""
-        self.size = np.zeros_like(self.profit)
-        self.size_share = np.zeros_like(self.profit)
-        self.at_once = np.zeros_like(self.profit)
+        self.size = np.zeros((len(slots), len(SPEC.blueprints)))
+        """Size of each (slot, blueprint) in the observation."""
+        self.size_share = np.zeros_like(self.size)
+        self.at_once = np.zeros_like(self.size)
         for slot in slots:
             self.put(slot, S.DORMANT)
         self.plateau(10)
@@ -100,7 +99,7 @@ class World:
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        names = ("profit", "size", "size_share", "at_once")
+        names = ("size", "size_share", "at_once")
         choices = {name: getattr(self, name)[None] for name in names}
         observation = one_observation(self.layout, self.base, self.slots, **choices)[
             None

@@ -12,7 +12,6 @@ from esper.agents.controller import (
     RandomController,
 )
 from esper.agents.heuristic import HeuristicController, PlateauController
-from esper.agents.plans import PlansController
 from esper.config import TrainingConfig
 from esper.core.action import HEADS, RELEVANT, Op
 from esper.env.planted_law import SimParams
@@ -87,7 +86,6 @@ def test_random_draws_of_an_env_do_not_depend_on_the_others() -> None:
 RULES = {
     "heuristic": HeuristicController,
     "plateau": PlateauController,
-    "plans": PlansController,
 }
 
 
@@ -108,7 +106,7 @@ def test_a_rule_decides_once_before_an_epoch(name: str) -> None:
     np.testing.assert_allclose(several.returns, one.returns, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["heuristic", "plans"])
+@pytest.mark.parametrize("name", ["heuristic"])
 def test_a_rule_plants_all_seeds_that_have_no_stages_before_the_first_epoch(
     name: str,
 ) -> None:

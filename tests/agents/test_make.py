@@ -18,15 +18,13 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
     for name in ("schedule:", "ppo", "Random"):
         with pytest.raises(
             ConfigError,
-            match="plans, heuristic, plateau, need, random, none, plans:RUN, schedule",
+            match="heuristic, plateau, need, random, none, schedule",
         ):
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)
 
 
 @pytest.mark.trap(27)
-@pytest.mark.parametrize(
-    "name", ["random", "heuristic", "plateau", "none", "schedule", "plans"]
-)
+@pytest.mark.parametrize("name", ["random", "heuristic", "plateau", "none", "schedule"])
 def test_decisions_use_only_observation_and_mask(name: str) -> None:
     """A second controller without the env decides the same from observations and masks alone."""
     env = planted(2, horizon=30)

@@ -26,13 +26,12 @@ def makes(env: object) -> None:
     ("name", "kind", "path", "function"),
     [
         ("heuristic", "heuristic", "", ""),
-        ("plans:runs/a", "plans", "runs/a", ""),
         ("schedule:a:b.toml", "schedule", "a:b.toml", ""),
         ("checkpoint:mine.py", "checkpoint", "mine.py", ""),
         ("a/mine.py:make", FORM, "a/mine.py", "make"),
         ("mine.py", FORM, "mine.py", ""),
         ("callable:make", "callable", "make", ""),
-        ("plans:", "plans:", "", ""),
+        ("sampled:", "sampled:", "", ""),
         ("", "", "", ""),
     ],
 )
@@ -68,7 +67,7 @@ def test_every_form_is_known_and_nothing_else() -> None:
     for name in (
         "checkpoint",
         "checkpoint:",
-        "plans:",
+        "plans",
         "random:x",
         "none:x",
         "callable:x",
@@ -101,20 +100,17 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
     def having(fact: str) -> list[str]:
         return [name for name in names if getattr(ControllerSpec.of(name), fact)]
 
-    assert having("learns") == ["ppo", "plans"]
+    assert having("learns") == ["ppo"]
     assert having("is_trained") == [
         "ppo",
         "checkpoint:PATH",
         "pretrained",
         "sampled:PATH",
-        "plans",
-        "plans:RUN",
     ]
     followers = [
         "checkpoint:PATH",
         "pretrained",
         "sampled:PATH",
-        "plans:RUN",
         "schedule",
         "schedule:FILE.toml",
     ]
@@ -133,11 +129,10 @@ def test_models_of_stable_baselines_are_refused_with_what_to_use_instead() -> No
 
 
 def test_folders_have_short_names_of_controllers() -> None:
-    names = ("ppo", "schedule:a/slow.toml", "plans:runs/digits", "a/mine.py:make")
+    names = ("ppo", "schedule:a/slow.toml", "a/mine.py:make")
     assert [ControllerSpec.of(name).short for name in names] == [
         "ppo",
         "slow",
-        "digits",
         "mine",
     ]
 
@@ -154,12 +149,11 @@ def test_a_controller_is_the_same_if_its_file_has_moved() -> None:
 
 def test_a_copy_takes_the_place_of_what_is_followed() -> None:
     copy = Path("runs/a")
-    names = ("ppo", "pretrained", "checkpoint:b", "sampled:b", "plans:b", "schedule")
+    names = ("ppo", "pretrained", "checkpoint:b", "sampled:b", "schedule")
     copies = [ControllerSpec.of(name).following(copy) for name in names]
     assert copies == [
         *["checkpoint:runs/a"] * 3,
         "sampled:runs/a",
-        "plans:runs/a",
         "schedule:runs/a",
     ]
 

@@ -63,7 +63,7 @@ def test_every_path_of_every_command_has_this_type() -> None:
 def test_a_tilde_behind_a_colon_or_an_equals_sign_is_the_home_folder(
     home: Path,
 ) -> None:
-    for kind in ("schedule", "checkpoint", "sampled", "plans"):
+    for kind in ("schedule", "checkpoint", "sampled"):
         assert ControllerSpec.of(f"{kind}:~/x").path == str(home / "x")
     assert ControllerSpec.of("~/x.py:f").path == str(home / "x.py")
     assert policy_path("checkpoint:~/x") == policy_path("~/x") == home / "x"

@@ -42,25 +42,6 @@ def rent(world: Rig, index: int) -> float:
     return min(rate * math.log(1 + weighted / 277), 0.6)
 
 
-@pytest.mark.parametrize("rent_rate", [0.0, 0.05, 0.4])
-def test_the_profit_of_a_seed_is_its_worth_minus_the_rent_of_an_episode(
-    rent_rate: float,
-) -> None:
-    with rig(horizon=8, reward={"rent_rate": rent_rate, "benefit_scale": 5.0}) as world:
-        seen = {
-            entry: world.value(f"r0c1/conv_light/{entry}")
-            for entry in ("worth", "profit", "pays", "size_share")
-        }
-        rent = 5 * min(
-            rent_rate * seen["size_share"], 0.6
-        )  # size_share is ln(1 + parameters / 277)
-        scale = float(
-            world.env.gatherer.scale[0]
-        )  # worths and profits are shown in this unit
-        assert seen["profit"] == pytest.approx(seen["worth"] - rent / scale, rel=1e-5)
-        assert seen["pays"] == (seen["profit"] > 0)
-
-
 @pytest.mark.finding("L8")
 def test_the_average_of_gradient_ratios_has_the_decay_of_the_config() -> None:
     ratios: dict[float, list[float]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,6 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.site import GerminationFailed, Role
 from esper.core.stage import SeedStage as S
 from esper.hosts.widen import merge
-from esper.run.pretrain import practice_env
 from esper.telemetry.event import StageChanged
 from esper.training.host_training import HostTraining, _make_optimizer
 from esper.training.seed_pool import ParameterGroup
@@ -127,24 +125,6 @@ def test_a_blueprint_that_is_not_zero_at_birth_though_it_says_so_is_not_planted(
     training = make_training(tiny_config(env=AT_ONCE))
     with pytest.raises(GerminationFailed, match="said to be zero at birth"):
         plant(training, "r0c0", "liar", registry=registry)
-
-
-def test_practice_and_simulated_hosts_know_which_seeds_are_on_at_once() -> None:
-    with rig(env=AT_ONCE) as world:
-        simulated = practice_env(world.env, tiny_config(env=AT_ONCE))
-    names = simulated.action_spec.blueprints
-    assert simulated.law.at_once == tuple(name.startswith("widen") for name in names)
-    simulated.reset(seed=0)
-    actions = np.tile(
-        simulated.action_spec.encode(Op.GERMINATE, "r2c0", "widen_half"),
-        (simulated.num_envs, 1),
-    )
-    simulated.step(actions)
-    assert (
-        simulated.state.slots.stage[:, simulated.action_spec.slots.index("r2c0")]
-        == S.FOSSILIZED
-    ).all()
-    assert not simulated.backend.scar.any(), "a seed that is zero at birth is no shock"
 
 
 def test_a_loop_of_ones_own_has_them_at_once_too_with_the_decay_of_their_layers() -> (

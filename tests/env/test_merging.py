@@ -195,7 +195,6 @@ def test_a_merged_seed_counts_as_kept_in_the_experience_and_in_its_history() -> 
         assert episode.merges == {"r2c0": 2}
         assert episode.fossils == {}
         assert world.env.state.slots.kept[0] == 2
-        assert world.env.gatherer.experiences[0].kept.sum() == 2
 
 
 def grow(world: Rig, first: int, last: int) -> None:

@@ -154,7 +154,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 7",
+        "but this version of Esper reads format 8",
     ),
     "another content": (
         sealed({"round": 1})[:-1] + b"x",
@@ -382,7 +382,6 @@ def test_a_policy_plays_hosts_with_unknown_blueprints(agent: Path) -> None:
         seed=5,
     )
     assert np.isfinite(played.returns).all()
-    assert strange.gatherer.given is None  # its experience is of other seeds
 
 
 def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:

@@ -59,28 +59,6 @@ def saved(run: Path) -> Path:
     return file
 
 
-def test_a_policy_may_be_saved_without_its_experience(
-    run: Path, saved: Path, tmp_path: Path
-) -> None:
-    save_policy(run, tmp_path / "bare.safetensors", experience=False)
-    config = learning("planted", n_envs=4, rounds=2)
-    for file, knows in ((saved, True), (tmp_path / "bare.safetensors", False)):
-        policy, env = find_policy(str(file)), make_env(config)
-        env.configure(learns=False)
-        env.prepare()
-        policy.controller(env, 0)
-        env.reset(seed=0)
-        assert (
-            (env.gatherer.experiences[0].episodes > 0)
-            == (policy.experience["gram"][0, 0] > 0)
-            == knows
-        )
-        assert (env.gatherer.given is not None) == knows
-        torch.testing.assert_close(
-            policy.state["network"], find_policy(str(run)).state["network"]
-        )
-
-
 def header(file: Path) -> dict[str, Any]:
     with safetensors.safe_open(file, framework="pt") as content:
         found: dict[str, Any] = json.loads(content.metadata()[HEADER])
@@ -195,11 +173,11 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         "it has format 99, but this version of",
     ),
     "the format of other entries": (
-        safetensors.torch.save({}, {HEADER: '{"format": 4}'}),
+        safetensors.torch.save({}, {HEADER: '{"format": 5}'}),
         "whose agents see other entries of the env; train the agent again",
     ),
     "nothing beside the format": (
-        safetensors.torch.save({}, {HEADER: '{"format": 5}'}),
+        safetensors.torch.save({}, {HEADER: '{"format": 6}'}),
         "slots: Field required",
     ),
 }
@@ -255,10 +233,6 @@ def not_a_number(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
     tensors["network.ops.weight"][0, 0] = float("nan")
 
 
-def more_blueprints(facts: dict[str, Any], _tensors: Any) -> None:
-    facts["blueprints"].append("novelty")
-
-
 def other_width(facts: dict[str, Any], _tensors: Any) -> None:
     facts["config"]["ppo"]["width"] = 32
 
@@ -281,7 +255,6 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
         (other_name, "network.novelty is float32 .*; expected no such tensor"),
         (other_shape, r"observations.mean is float64 \[\d+\]; expected float64"),
         (not_a_number, "network.ops.weight contain non-finite values"),
-        (more_blueprints, "experience.counts is float64"),
         (other_width, "; expected float32"),
         (unknown_fact, "novelty: Extra inputs"),
         (words_for_rounds, "rounds: Input should be a valid integer"),
@@ -299,16 +272,14 @@ def test_tensors_of_another_network_are_refused(
     assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
-def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
-    policy = find_policy(str(saved))
-    same, other = (
-        make_env(learning("planted").with_values(env={"blueprints": names}))
-        for names in (None, ("moss", "oak"))
-    )
-    for env in (same, other):
-        policy.controller(env, 0)
-    assert same.gatherer.experiences[0].episodes == policy.experience["gram"][0, 0] > 0
-    assert other.gatherer.experiences[0].episodes == 0
+def test_a_policy_file_names_the_hosts_that_its_agent_learned_on(
+    run: Path, saved: Path
+) -> None:
+    spec = make_env(learning("planted")).action_spec
+    for file in (run, saved):
+        policy = find_policy(str(file))
+        assert policy.slots == spec.slots
+        assert policy.blueprints == spec.blueprints
 
 
 def test_only_an_agent_that_learned_is_saved(run: Path, tmp_path: Path) -> None:

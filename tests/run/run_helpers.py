@@ -62,8 +62,8 @@ def tiny(
 def learning(
     task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any
 ) -> TrainingConfig:
-    """A small agent that learns for three rounds from hosts of four epochs; without practice unless ``ppo`` says so,
-    and not compared unless ``run`` says so."""
+    """A small agent that learns for three rounds from hosts of four epochs; not compared unless
+    ``run`` says so."""
     return TrainingConfig.parse(
         {
             "run": {"rounds": 3, "evaluation_pairs": 0, "seed": 7, **run},
@@ -71,7 +71,6 @@ def learning(
             "env": {"n_envs": n_envs, "episode_length": 4, "baseline_episodes": 1},
             "ppo": {
                 "width": 16,
-                "practice_steps": 0,
                 "update_epochs": 2,
                 "n_minibatches": 1,
                 **(ppo or {}),

@@ -91,7 +91,7 @@ def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
     assert {fields["schema"] for fields in read} == {SCHEMA_VERSION}
     names = [fields["event"] for fields in read]
     assert names[:2] == ["RunStarted", "BaselineMeasured"]
-    assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "RunCompleted"]
+    assert names[-3:] == ["EpisodeCompleted", "RoundCompleted", "RunCompleted"]
     assert (
         names.count("EpochCompleted") == 2 * 2 * 4
     )  # rounds, hosts, epochs: the control hosts are not in the log
@@ -334,7 +334,6 @@ sections = {
     "task": {"name": "digits", "samples_per_epoch": 64},
     "run": {"rounds": 1, "evaluation_pairs": 1},
     "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1},
-    "ppo": {"practice_steps": 64, "practice_envs": 4},
 }
 summary = Experiment(TrainingConfig.parse(sections), sys.argv[1]).run()
 assert summary.rounds == 1 and summary.comparison.pairs == 1

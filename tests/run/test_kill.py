@@ -72,9 +72,7 @@ MERGES = {
 }
 CONFIGS: dict[str, TrainingConfig] = {
     "random": growing(tiny(rounds=3, seed=7, checkpoint_minutes=1e-9)),
-    "practised": growing(
-        learning(ppo={"practice_steps": 512}, checkpoint_minutes=1e-9)
-    ),
+    "learning": growing(learning(checkpoint_minutes=1e-9)),
     "merging": growing(
         tiny(rounds=3, seed=7, checkpoint_minutes=1e-9).with_values(env=MERGES)
     ),

@@ -53,7 +53,7 @@ from tests.run.run_helpers import (
     tiny,
 )
 
-BASELINES = ["none", "random", "heuristic", "plans", "schedule"]
+BASELINES = ["none", "random", "heuristic", "schedule"]
 COMPARED = "/agent/compared/"
 """Where a checkpoint has the hosts of the comparison."""
 

@@ -46,7 +46,7 @@ def growing(controller: str = "schedule", **sections: dict[str, Any]) -> Trainin
                 "baseline_episodes": 3,
                 **sections.pop("env", {}),
             },
-            "ppo": {"width": 16, "practice_steps": 0, "validate_every": 1},
+            "ppo": {"width": 16, "validate_every": 1},
         }
     )
 
@@ -65,7 +65,6 @@ CONFIGS = {
     ),
     "schedule": growing,
     "ppo": lambda: growing("ppo"),
-    "plans": lambda: growing("plans"),
     "wild": lambda: growing(
         "random", task={"learning_rate": 30.0}, env={"stop_on": ["divergence"]}
     ),

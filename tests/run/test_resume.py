@@ -49,7 +49,6 @@ CONFIGS = {
     "random": lambda: tiny(rounds=2, seed=7).with_values(env={"episode_length": 3}),
     "schedule": lambda: growing(tiny("schedule", rounds=2)),
     "trained": lambda: growing(learning(rounds=2)),
-    "practised": lambda: learning(ppo={"practice_steps": 256}),
     "simulated": lambda: tiny(task="planted", rounds=3, seed=7, checkpoint_every=2),
     "ppo": lambda: learning("planted"),
     "two rounds an update": lambda: learning(
@@ -96,7 +95,7 @@ def test_a_run_stopped_within_a_step_plays_the_round_again(
 
 @pytest.mark.trap(30)
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("practised", 1), ("trained", 2)])
+@pytest.mark.parametrize(("name", "number"), [("ppo", 1), ("trained", 2)])
 def test_a_run_of_trained_hosts_stopped_within_a_step_plays_the_round_again(
     name: str, number: int, whole: Runs, tmp_path: Path
 ) -> None:
@@ -200,7 +199,6 @@ def test_a_run_stopped_between_a_round_and_its_update_resumes_there(
     assert len(metrics(tmp_path / "r")) == 2
     assert kinds(tmp_path / "r")[-3:] == [
         "RoundCompleted",
-        "WorthsEstimated",
         "PolicyUpdated",
     ]
     whole.resumed("ppo", tmp_path / "r")
@@ -454,22 +452,6 @@ def test_a_signal_at_the_very_end_finds_the_run_finished(
     assert experiment.finished
     assert checkpoint.read(tmp_path / "r")["finished"]
     same_run(tmp_path / "r", whole("simulated")[0])
-
-
-def test_practice_can_be_stopped_and_the_measured_baseline_is_kept(
-    tmp_path: Path,
-) -> None:
-    config = learning(rounds=1, ppo={"practice_steps": 32, "practice_envs": 4})
-    stops = Does(
-        lambda e: isinstance(e, events.PracticeRound) and e.round == 2,
-        lambda: experiment.stop(),
-    )
-    experiment = Experiment(config, tmp_path / "r", [stops])
-    assert experiment.run().rounds == 0
-    assert max(e.round for e in of_kind(stops, events.PracticeRound)) == 2
-    sink = Recorder()
-    assert Experiment.resume(tmp_path / "r", [sink]).run().rounds == 1
-    assert of_kind(sink, events.BaselineMeasured) == []
 
 
 @pytest.mark.slow

@@ -31,7 +31,6 @@ TABLES: dict[str, Any] = {
 CONFIG = TrainingConfig.parse(
     {
         "run": {"rounds": 1, "controller": "ppo", "evaluation_pairs": 2},
-        "ppo": {"practice_steps": 0},
         **TABLES,
     }
 )

@@ -26,7 +26,7 @@ Edit = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 @pytest.fixture(scope="session")
 def learned(recorded: Recorded) -> Path:
-    """An agent that practised and learned for three rounds; finished."""
+    """An agent that learned for three rounds; finished."""
     return recorded.run
 
 

@@ -16,7 +16,6 @@ from esper.telemetry.event import (
     ArmPlayed,
     Event,
     GovernorRollback,
-    PracticeRound,
     RunResumed,
     StepsNotCaptured,
 )
@@ -185,12 +184,6 @@ def test_the_header_says_that_batches_are_split() -> None:
         "into 4 micro-batches; BatchNorm" in line
         for line in printed(started(micro_batches=4))
     )
-
-
-def test_practice_has_a_few_lines() -> None:
-    lines = printed(*(PracticeRound(number, 20, 0.5) for number in range(1, 21)))
-    assert lines[-1] == "practice on simulated hosts, round 20/20: return +0.500"
-    assert 2 <= len(lines) <= 5
 
 
 def test_a_validation_says_which_agent_is_kept() -> None:

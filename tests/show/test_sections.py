@@ -24,7 +24,6 @@ from esper.show.sections import (
     time,
     verdict,
     warnings,
-    worths,
 )
 from esper.show.view import REST
 from esper.telemetry.event import (
@@ -41,7 +40,6 @@ from esper.telemetry.event import (
     RunCompleted,
     RunResumed,
     ScoreDefined,
-    WorthsEstimated,
 )
 from tests.show.page_helpers import viewed
 from tests.telemetry.sample_events import EPISODE, completed, epoch, started
@@ -185,21 +183,6 @@ def test_hosts_that_kept_nothing_have_no_row(grown: Path) -> None:
     assert rows[0][-1] == "r0c0 conv_light"
 
 
-def test_worths_are_those_of_seeds_that_were_kept_the_best_first() -> None:
-    by_slot = {
-        "r0c0": {"norm": (0.5, 0.3, 4), "guess": (3.5, 1.3, 0), "wide": (2.0, 0.4, 6)},
-        "r0c1": {"a": (1.0, 1.0, 0)},
-    }
-    (found,) = worths(viewed(started(), WorthsEstimated(8, 64, 1.0, by_slot)))
-    assert isinstance(found, Table)
-    assert found.rows == [
-        ["r0c0", "wide", "+2.00 ± 0.40", "6"],
-        ["r0c0", "norm", "+0.50 ± 0.30", "4"],
-    ]
-    assert "64 episodes" in found.words
-    assert worths(viewed(WorthsEstimated(1, 0, 1.0, by_slot))) == []
-
-
 def test_blueprints_that_were_never_kept_are_only_in_the_sum(grown: Path) -> None:
     view = open_run(grown).view
     found = view.blueprints.rows()
@@ -251,7 +234,7 @@ def test_updates_of_the_agent_are_drawn_by_round(learned: Path) -> None:
     assert names == set(updates[-1].head_entropies)
     (returns,) = found["return"].lines
     assert list(returns.y) == [e.mean_return for e in view.of(RoundCompleted)]
-    assert {"practice", "return on validation hosts"} <= set(found)
+    assert "return on validation hosts" in found
     assert agent(viewed(started())) == []
 
 

@@ -31,7 +31,7 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = ["run", "state", "verdict", "accuracy", "slots", "worth", "agent"]
+    known = ["run", "state", "verdict", "accuracy", "slots", "agent"]
     assert heads == [*known, "time", "blueprints", "memory", "events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text

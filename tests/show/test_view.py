@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esper.show.view import RunView
-from esper.telemetry.event import ArmPlayed, Event, PracticeRound, RunResumed
+from esper.telemetry.event import ArmPlayed, Event, RunResumed
 from tests.telemetry.sample_events import completed, epoch, started
 
 RESUMED = RunResumed(
@@ -65,15 +65,10 @@ def test_the_first_round_is_estimated_by_the_clock() -> None:
     assert view.pace.seconds_left() == pytest.approx(190.0)
 
 
-def test_practice_and_comparison_have_a_pace_of_their_own() -> None:
+def test_a_comparison_has_a_pace_of_its_own() -> None:
     now = 0.0
     view = RunView(clock=lambda: now)
     view.handle(started(rounds=10))
-    now = 2.0
-    view.handle(PracticeRound(1, 4, 0.5))
-    assert (view.pace.phase, view.pace.seconds_left()) == ("practice", 6.0)
-    view.handle(PracticeRound(1, 4, 0.5, part=0.1))  # a short round
-    assert view.pace.seconds_left() == pytest.approx(18.0)
     now = 10.0
     view.handle(completed(10))
     left = []

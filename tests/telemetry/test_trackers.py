@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from esper.telemetry.event import PracticeRound, RanksWaited
+from esper.telemetry.event import RanksWaited
 from esper.telemetry.sinks.trackers import (
-    PRACTICE,
     ActiveRunSink,
     Scalars,
     TensorBoardSink,
@@ -107,13 +106,11 @@ def test_tensorboard_has_the_names_of_cleanrl_over_env_steps(tmp_path: Path) -> 
 def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
     """Round 2 was written; then the run resumed from its checkpoint after round 1 and played it differently."""
     folder = tmp_path / "tensorboard"
-    practice = [PracticeRound(n, 3, float(n)) for n in (1, 2, 3)]
-    samples.write(TensorBoardSink(folder), [*practice, *samples.a_run(1, 3)])
+    samples.write(TensorBoardSink(folder), samples.a_run(1, 3))
     again = samples.completed(2, mean_return=7.0)
     samples.write(TensorBoardSink(folder, steps=240, resumed=True), [again])
     found = read(folder)
     assert points(found, "charts/episodic_return") == {240: 0.5, 480: 7.0}
-    assert points(read(folder / "practice"), PRACTICE) == {1: 1.0, 2: 2.0, 3: 3.0}
 
 
 def test_a_round_is_readable_during_the_run(tmp_path: Path) -> None:
@@ -156,10 +153,9 @@ def test_scalars_are_logged_to_the_active_run_with_their_step(
 ) -> None:
     library = Library(name)
     monkeypatch.setitem(sys.modules, name, library)
-    events = [PracticeRound(1, 1, 0.25), *samples.a_run(2, 3), samples.END]
+    events = [*samples.a_run(2, 3), samples.END]
     samples.write(ActiveRunSink(name, steps=240), events)
-    practice, *rows = library.logged
-    assert practice == {PRACTICE: 0.25, "practice/round": 1}
+    rows = library.logged
     assert [row["global_step"] for row in rows] == [480, 480, 720, 720, 720]
     assert {tag for row in rows for tag in row} >= samples.CLEANRL
     assert rows[-1] == {"comparison/against_none": 2.5, "global_step": 720}

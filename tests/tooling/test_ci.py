@@ -74,7 +74,7 @@ CHECKS = [
     "make sanitizers PYTHON=python",
     "python tests/mutants/mutate.py --daily 4",
     "make slow PYTHON=python MINUTES=2",
-    "esper run --rounds 1 --processes 2 --set run.evaluation_pairs=2 --set ppo.practice_steps=2000",
+    "esper run --rounds 1 --set run.evaluation_pairs=2",
 ]
 
 

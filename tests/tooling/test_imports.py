@@ -102,7 +102,6 @@ ALLOWED["agents.make"] = (*LIBRARY, "files")
 # rounds of hosts, which comparisons play, too
 ALLOWED["run.interrupt"] = ()
 ALLOWED["run.rollout"] = (*LIBRARY, "files", "run.interrupt")
-ALLOWED["run.pretrain"] = (*LIBRARY, "files", "run.interrupt", "run.rollout")
 PLAY = ("run.interrupt", "run.rollout")
 ALLOWED["exam"] = (*LIBRARY, "files")
 ALLOWED["grower"] = (*LIBRARY, "files", "show")
@@ -348,7 +347,7 @@ def test_an_env_is_changed_by_its_own_methods_only() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "self.env.gatherer.learns = False",
+        "self.env.learns = False",
         "runner.env.baseline, x = found",
         "env.run_seed += 1",
         "env.removed['a'] = 'b'",

@@ -110,9 +110,9 @@ def test_an_agent_continues_to_learn_on_another_host(trained: PPOAgent) -> None:
         played = play_round(env, agent, seed=4, learner=agent)
         then, now = replayed_log_probs(agent)
         torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
-        before = agent.network.profit_weight.detach().clone()
+        before = agent.network.trunk[0].weight.detach().clone()
         agent.update(played.observation)
-    assert not torch.equal(before, agent.network.profit_weight)
+    assert not torch.equal(before, agent.network.trunk[0].weight)
 
 
 def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(

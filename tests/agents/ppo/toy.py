@@ -34,7 +34,6 @@ class Toy:
                 0, 5, size=self.envs
             )
             for place, name in enumerate(SPEC.blueprints):
-                observation[:, LAYOUT.index[f"{slot}/{name}/pays"]] = 1.0
                 for i, kind in enumerate(KINDS):
                     observation[:, LAYOUT.index[f"{slot}/{name}/{kind}"]] = float(
                         i == place
@@ -82,8 +81,6 @@ def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
 
 
 def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
-    # Profits are noise here: a strong liking for them would have to be unlearned.
-    settings = {"prior_profit": 2.0, "prior_pays": 2.0, **settings}
     return PPOAgent(SPEC, LAYOUT, envs, PPOConfig(width=32, **settings), run_seed=3)
 
 

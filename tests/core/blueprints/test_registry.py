@@ -19,7 +19,6 @@ from esper.core.stage import SeedStage
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import SimParams
 from esper.env.vector_env import GrowthVectorEnv
-from esper.run.pretrain import practice_env
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 
 __all__ = ["one_thread"]
@@ -79,12 +78,6 @@ def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
         assert world.value("r1c0/blueprint") == 2
         with pytest.raises(ValueError, match="conv_heavy, mine, norm"):
             world.action("GERMINATE", "r0c0", "conv_light")
-        simulated = practice_env(world.env, world.env.config)
-        assert simulated.action_spec == world.env.action_spec
-        assert world.env.rules is not None
-        assert simulated.law.parameters == tuple(
-            world.env.rules.choices.parameters.mean(axis=0).astype(int)
-        )
 
 
 WRONG = {
