@@ -244,11 +244,9 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
 
 def _unread(draft: _Draft) -> dict[str, str]:
     """Returns the values that have no effect on the arm, and why."""
-    # An arm that learns plays rounds of its own, writes checkpoints, and reads the section ppo if it is a ppo.
-    if draft.controller == "ppo":
-        return {**NEVER_READ}
+    # An arm that learns plays rounds of its own, writes checkpoints, and reads the section ppo.
     if draft.spec.learns:
-        return {**NEVER_READ, "ppo": f"{draft.controller} does not learn by it"}
+        return {**NEVER_READ}
     return {**NEVER_READ, **READ_ONLY_WHILE_LEARNING}
 
 

@@ -173,7 +173,7 @@ def _by_class(view: RunView) -> list[Block]:
     score = view.score
     rows = []
     for label, (alone, *hosts) in enumerate(zip(baseline.class_accuracy, *found, strict=True)):
-        grown = math.fsum(hosts) / len(hosts) if hosts else math.nan
+        grown = _mean(hosts)
         if not math.isnan(grown):
             values = [score.value(alone, unit=False), score.value(grown, unit=False)]
             rows.append([str(label), *values, score.difference(grown - alone, unit=False)])
@@ -282,7 +282,10 @@ def gradients(view: RunView) -> list[Block]:
                     found[owner][name].append(value)
             for slot, need in epoch.needs.items():
                 found[slot]["need"].append(need)
-    rows = [[owner, *(_mean(found[owner][name]) for name in GRADIENTS)] for owner in sorted(found)]
+    rows = []
+    for owner in sorted(found):
+        means = [_mean(found[owner][name]) for name in GRADIENTS]
+        rows.append([owner, *("" if math.isnan(mean) else number(mean) for mean in means)])
     words = (
         "Means over the epochs of all hosts of the newest round. Need: loss that the layer at a vacant slot cannot "
         "lower by its own weights. Norm: of gradients before clipping. Ratio: of a seed's to the host's, by element."
@@ -290,9 +293,11 @@ def gradients(view: RunView) -> list[Block]:
     return _table("Need and gradients", ["", *GRADIENTS], rows, words, columns=())
 
 
-def _mean(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> float:
+    """Returns the mean of the values that are not NaN; NaN without any."""
     known = [value for value in values if not math.isnan(value)]
-    return number(math.fsum(known) / len(known)) if known else ""
+    # Divided one by one: the sum of a few huge ones has no number.
+    return sum(value / len(known) for value in known) if known else math.nan
 
 
 def agent(view: RunView) -> list[Block]:

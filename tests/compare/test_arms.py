@@ -236,10 +236,6 @@ def test_a_control_inherits_the_values_of_its_arm() -> None:
             ("none", "a:controller=ppo,run.evaluation_pairs=1"),
             "run.evaluation_pairs has no effect here: --pairs",
         ),
-        (
-            ("none", "a:controller=plans,ppo.width=1"),
-            "ppo.width has no effect here: plans does not learn by it",
-        ),
         (("none", "ppo:rewards.mode=sparse"), "unknown key rewards"),
         (("none", "a:controller=random,env.x=1"), "arm 'a': unknown key env.x"),
         (

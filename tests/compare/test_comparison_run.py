@@ -233,7 +233,7 @@ def write_what_is_followed(kind: str, seed: int) -> str:
     shutil.rmtree("r", ignore_errors=True)
     config = TrainingConfig.parse(PLANTED).with_values(
         run={
-            "controller": "ppo" if kind == "checkpoint" else "random",
+            "controller": "ppo",
             "rounds": 1,
             "seed": seed,
             "evaluation_pairs": 0,
@@ -246,9 +246,7 @@ def write_what_is_followed(kind: str, seed: int) -> str:
 
 @pytest.mark.parametrize(
     "kind",
-    slow_except(
-        ["schedule", "checkpoint"], ["schedule", "plans", "checkpoint", "pretrained"]
-    ),
+    slow_except(["schedule", "checkpoint"], ["schedule", "checkpoint", "pretrained"]),
 )
 def test_a_comparison_follows_what_it_began_with_from_anywhere(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

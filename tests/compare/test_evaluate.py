@@ -12,7 +12,7 @@ import torch
 
 from esper.compare.comparison import ComparisonResult, compare_controllers
 from esper.compare.comparison_run import ComparisonRun
-from esper.compare.evaluate import evaluate_controller, explored_file, hosts_config
+from esper.compare.evaluate import evaluate_controller, hosts_config
 from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint
 from esper.files.policy import SavedPolicy, find_policy, save_policy
@@ -23,14 +23,11 @@ from tests.core_helpers import digits
 from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play
 
-PRACTISED = {"practice_steps": 32, "practice_envs": 4}
-"""A run too short to learn anything, but in which seeds are planted."""
-
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
     """A run on digits, from the first host to the comparison on held-out ones."""
-    config = learning(rounds=1, evaluation_pairs=2, ppo=PRACTISED)
+    config = learning(rounds=1, evaluation_pairs=2)
     return play(config, tmp_path_factory.mktemp("runs") / "r")[0]
 
 
@@ -99,25 +96,24 @@ def test_stochastic_draws_and_draws_the_same_again(
 
 @pytest.mark.slow
 def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -> None:
-    """Also one of an agent that explored, whose file is no longer needed."""
-    settings: dict[str, Any] = {
-        "changes": {"run": {"evaluation_pairs": 8}},
-        "explore": 1,
-    }
-    whole = evaluate(str(simulated), tmp_path / "whole", **settings)
+    """The file of its agent is no longer needed."""
+    file = tmp_path / "mine.safetensors"
+    save_policy(simulated, file)
+    changes = {"run": {"evaluation_pairs": 8}}
+    whole = evaluate(str(file), tmp_path / "whole", changes=changes)
     heard: list[Any] = []
 
     def interrupts(event: Any) -> None:
         heard.append(event)
-        if len(heard) == 5:
+        if len(heard) == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(str(simulated), tmp_path / "cut", progress=interrupts, **settings)
-    explored_file(tmp_path / "cut").unlink()
+        evaluate(str(file), tmp_path / "cut", changes=changes, progress=interrupts)
+    file.unlink()
     resumed = ComparisonRun.resume(tmp_path / "cut", heard.append).run()
-    assert list(resumed.hosts) == ["none", "greedy", "stochastic", "plans"]
-    assert len(heard) == 8
+    assert list(resumed.hosts) == ["none", "greedy", "stochastic"]
+    assert len(heard) == 6
     assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
 
 
@@ -168,10 +164,9 @@ def test_evaluated_hosts_were_never_learned_from(
 def test_two_ranks_evaluate_what_one_process_does(
     learned: RunSummary, tmp_path: Path
 ) -> None:
-    """This holds for hosts of another width and after exploration, too."""
+    """This holds for hosts of another width, too."""
     settings: dict[str, Any] = {
         "width": 5,
-        "explore": 1,
         "changes": {"run": {"evaluation_pairs": 2}},
     }
     alone = evaluate(str(learned.folder), tmp_path / "one", **settings)
@@ -179,7 +174,7 @@ def test_two_ranks_evaluate_what_one_process_does(
         spread = evaluate(
             str(learned.folder), tmp_path / "two", **settings, ranks=ranks
         )
-    assert list(alone.hosts) == ["none", "greedy", "stochastic", "plans"]
+    assert list(alone.hosts) == ["none", "greedy", "stochastic"]
     assert repr(spread.hosts) == repr(alone.hosts)
 
 
@@ -237,9 +232,6 @@ def test_another_task_is_played_with_its_own_sizes(
     )
     assert found.task == "chars"
     assert found.arms[0].config.task.batch_size == 8  # that of chars
-    assert found.caveats()[0].startswith(
-        "greedy, stochastic: without experience with such hosts"
-    )
     assert found.pairs == 1
 
 
@@ -252,12 +244,10 @@ def test_a_policy_plays_another_task_with_unknown_blueprints(
         "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
     }
     changes = {**small, "task": {"samples_per_epoch": 64}}
-    found = evaluate(
-        str(simulated), tmp_path / "o", task="digits", changes=changes, explore=1
-    )
-    assert list(found.hosts) == ["none", "greedy", "stochastic", "plans"]
+    found = evaluate(str(simulated), tmp_path / "o", task="digits", changes=changes)
+    assert list(found.hosts) == ["none", "greedy", "stochastic"]
     assert found.caveats() == [
-        "greedy, stochastic, plans: trained once, so the intervals leave out the spread of training."
+        "greedy, stochastic: trained once, so the intervals leave out the spread of training."
     ]
 
 
@@ -298,8 +288,6 @@ def test_a_checkpoint_outside_its_folder_needs_a_task(
         evaluate(str(lone), tmp_path / "o")
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     assert evaluate(str(lone), tmp_path / "o", task="planted", changes=small).pairs == 2
-    with pytest.raises(ConfigError, match="is not a run in which an agent learned"):
-        evaluate(str(lone), tmp_path / "p", task="planted", changes=small, explore=1)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +316,7 @@ def test_user_code_runs_only_if_it_is_named() -> None:
     config = learning().with_values(
         task={"name": "there/mine.py:make_task", "batch_size": 32}
     )
-    learned = SavedPolicy("runs/a", {}, {}, config, 3, None)
+    learned = SavedPolicy("runs/a", {}, (), (), config, 3, None)
     with pytest.raises(
         ConfigError,
         match=r"runs/a names the task 'there/mine\.py:make_task', which is Python code",

@@ -134,10 +134,7 @@ def test_two_ranks_compare_what_agents_learn_as_one_process_does(
         "task": {"samples_per_epoch": 64},
         "run": {"seed": 4, "rounds": 1},
     }
-    trained |= {
-        "env": {**BASE["env"], "baseline_episodes": 1},
-        "ppo": {**BASE["ppo"], "practice_steps": 0},
-    }
+    trained["env"] = {**BASE["env"], "baseline_episodes": 1}
     arms = read_arms(("ppo", "random", "none"), trained)
     ComparisonRun(arms, 2, tmp_path / "one", train_seeds=2).run()
     with ranks_of(2) as ranks:

@@ -197,10 +197,7 @@ def test_a_run_stopped_between_a_round_and_its_update_resumes_there(
     """Ctrl-C comes while round 2 is recorded, and acts once the round is complete."""
     interrupted(CONFIGS["ppo"](), tmp_path / "r", Does(round_ends(2), ctrl_c))
     assert len(metrics(tmp_path / "r")) == 2
-    assert kinds(tmp_path / "r")[-3:] == [
-        "RoundCompleted",
-        "PolicyUpdated",
-    ]
+    assert kinds(tmp_path / "r")[-2:] == ["RoundCompleted", "PolicyUpdated"]
     whole.resumed("ppo", tmp_path / "r")
 
 

@@ -40,7 +40,7 @@ def test_a_report_has_all_its_parts(learned: Path) -> None:
         "Reward terms",
         "Entropy",
         "KL",
-        "Practice",
+        "Return on validation hosts",
         "Seconds by phase",
         "copies per host",
         "The whole configuration",
