@@ -23,7 +23,7 @@ class FeatureKind(Enum):
     CONTINUOUS = "continuous"
     """Normalised by the agent."""
     FIXED = "fixed"
-    """On a scale of its own, that of no host's: the agent reads it as it is."""
+    """On a scale of its own, that of no host's: the agent reads (value - typical) / spread."""
     FLAG = "flag"
     """0 or 1."""
     INDEX = "index"
@@ -37,6 +37,9 @@ class Feature:
     name: str
     kind: FeatureKind
     meaning: str
+    typical: float = 0.0
+    spread: float = 1.0
+    """Mean and standard deviation of FIXED entries over hosts of many kinds, roughly."""
 
 
 HISTORY = 3
@@ -56,20 +59,32 @@ BASE: tuple[Feature, ...] = (
     Feature("epochs_left", C, "symlog of the epochs that are left"),
     Feature("edits_left", C, "decisions other than WAIT that are left before this epoch, fraction"),
     # Known before the first epoch, but for what grows.
-    Feature("epochs", FIXED, "log2 of the epochs of the episode, / 10"),
-    Feature("updates_left", FIXED, "log2 of 1 + steps of the optimizer that are left, / 10; 0 if unknown"),
+    Feature("epochs", FIXED, "log2 of the epochs of the episode, / 10", 0.4, 0.1),
+    Feature("updates_left", FIXED, "log2 of 1 + steps of the optimizer that are left, / 10; 0 if unknown", 0.6, 0.2),
     Feature("updates_known", FLAG, "the number of steps in an epoch is known"),
-    Feature("samples", FIXED, "log2 of the number of training samples, / 10; 0 if unknown"),
-    Feature("samples_per_parameter", FIXED, "log2 of training samples per parameter of the host, / 10; 0 if unknown"),
+    Feature("samples", FIXED, "log2 of the number of training samples, / 10; 0 if unknown", 0.7, 0.15),
+    Feature(
+        "samples_per_parameter",
+        FIXED,
+        "log2 of training samples per parameter of the host, / 10; 0 if unknown",
+        -0.1,
+        0.2,
+    ),
     Feature("samples_known", FLAG, "the number of training samples is known"),
-    Feature("host_parameters", FIXED, "log2 of the parameters of the host, merged seeds included, / 10"),
-    Feature("first_parameters", FIXED, "log2 of the parameters of the host before it grew, / 10"),
-    Feature("host_flops", FIXED, "log2 of 1 + operations of a forward pass of the first host, a sample, / 20"),
-    Feature("inputs", FIXED, "log2 of the numbers in a sample's inputs, / 10; 0 if unknown"),
-    Feature("classes", FIXED, "log2 of the number of classes, / 10; 0 for other targets, or if unknown"),
+    Feature("host_parameters", FIXED, "log2 of the parameters of the host, merged seeds included, / 10", 0.8, 0.2),
+    Feature("first_parameters", FIXED, "log2 of the parameters of the host before it grew, / 10", 0.8, 0.2),
+    Feature(
+        "host_flops",
+        FIXED,
+        "log2 of 1 + operations of a forward pass of the first host, a sample, / 20",
+        0.6,
+        0.15,
+    ),
+    Feature("inputs", FIXED, "log2 of the numbers in a sample's inputs, / 10; 0 if unknown", 0.5, 0.1),
+    Feature("classes", FIXED, "log2 of the number of classes, / 10; 0 for other targets, or if unknown", 0.25, 0.1),
     Feature("chance_known", FLAG, "the loss of a guess is known"),
-    Feature("learning_rate", FIXED, "log2 of the first learning rate, / 10; 0 if unknown"),
-    Feature("price", FIXED, "symlog of the price of a host's doubling that lasts the whole episode, pp"),
+    Feature("learning_rate", FIXED, "log2 of the first learning rate, / 10; 0 if unknown", -0.4, 0.15),
+    Feature("price", FIXED, "symlog of the price of a host's doubling that lasts the whole episode, pp", 1, 0.5),
     # Measured after each epoch.
     Feature("train_loss", C, "symlog of training loss of the epoch / chance; 1 before symlog is a guess"),
     Feature("train_loss_left", C, "symlog of training loss of the epoch / first validation loss"),
@@ -130,7 +145,13 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("gate_score", C, "fraction of the next gate's checks that hold"),
     Feature("gate_passed", FLAG, "the next gate would open"),
     Feature("fading", FLAG, "the seed is being removed"),
-    Feature("width", FIXED, "log2 of the units of the layer that grows here, of other places of the channels, / 10"),
+    Feature(
+        "width",
+        FIXED,
+        "log2 of the units of the layer that grows here, of other places of the channels, / 10",
+        0.25,
+        0.15,
+    ),
     Feature("width_ratio", FIXED, "log2 of that width / the one before the host grew"),
     Feature("need", C, "need / chance, when last measured"),
     Feature("need_measured", FLAG, "need was measured here"),
@@ -141,7 +162,13 @@ PER_SLOT: tuple[Feature, ...] = (
 )
 
 PER_CHOICE: tuple[Feature, ...] = (
-    Feature("price", FIXED, "symlog of what the reward takes for such a seed in a whole episode, pp of final accuracy"),
+    Feature(
+        "price",
+        FIXED,
+        "symlog of what the reward takes for such a seed in a whole episode, pp of final accuracy",
+        1,
+        0.5,
+    ),
     Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
     Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),
     Feature("flops_share", C, "ln(1 + operations of such a seed / those of the host)"),

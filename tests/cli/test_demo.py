@@ -1,4 +1,4 @@
-"""`esper demo`: a whole run of the pretrained agent, from the parts of `esper run`."""
+"""`esper demo`: a whole run of the advisor, from the parts of `esper run`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_demo_prints_its_results_and_the_next_commands(esper: Esper) -> None
     found = esper("demo", "--out", "runs/a demo", "--seed", "3")
     assert found.code == 0
     lines = found.out.splitlines()
-    assert lines[0].startswith("A trained agent grows")
+    assert lines[0].startswith("The advisor widens 16 small networks")
     assert any(
-        line.startswith("pretrained will grow 2 hosts on digits") for line in lines
+        line.startswith("advisor will grow 2 hosts on digits") for line in lines
     )
     assert any(line.startswith("The best of 2 hosts") for line in lines)
     assert any(
-        line.startswith("Test accuracy of 2 hosts grown by pretrained")
+        line.startswith("Test accuracy of 2 hosts grown by advisor")
         for line in lines
     )
     assert any(line.startswith("In short, too few hosts to tell") for line in lines)

@@ -47,39 +47,6 @@ def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
     assert lines[-1] == f"{run} learned on planted, 2 of 2 rounds, seed 7."
 
 
-@pytest.mark.slow
-def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(
-    esper: Esper, run: Path
-) -> None:
-    small = (
-        "--pairs",
-        "1",
-        "--set",
-        "task.samples_per_epoch=64",
-        "--set",
-        "env.episode_length=2",
-    )
-    advice = "greedy, stochastic: without experience with such hosts"
-    assert advice in esper("eval", str(run), "--task", "digits", *small).out
-    assert (
-        advice
-        not in esper(
-            "eval",
-            str(run),
-            "--task",
-            "digits",
-            *small,
-            "--explore",
-            "1",
-            "--out",
-            "out",
-        ).out
-    )
-    assert find_policy("out-explored.safetensors").origin.startswith(
-        "learned on planted"
-    )
-
-
 def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(
     esper: Esper, run: Path
 ) -> None:
@@ -150,7 +117,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
         "--set",
         "task.samples_per_epoch=128",
     )
-    quick = ("--set", "run.evaluation_pairs=2", "--set", "ppo.practice_steps=256")
+    quick = ("--set", "run.evaluation_pairs=2")
     assert esper("run", *small, *quick, "--task", TASK, "--out", "mine").code == 0
     executed()
     refused = esper("eval", "mine", "--pairs", "1")
@@ -186,10 +153,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "json that is there": (
         ("--json", "there.json"),
         "--json there.json: give a new file",
-    ),
-    "no experience without a file": (
-        ("--without-experience",),
-        "--without-experience is for the file of --save",
     ),
     "save under another ending": (
         ("--save", "a.pt"),

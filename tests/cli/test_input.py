@@ -31,7 +31,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "controller": (
         ("--controller", "nope"),
         "unknown controller 'nope'",
-        "plans, heuristic, plateau, need, random, none, plans:RUN, schedule",
+        "advisor, heuristic, plateau, need, random, none, schedule",
     ),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
     "schedule that is missing": (
@@ -331,7 +331,6 @@ ACCEPTED: dict[str, set[str]] = {
     "--json": NAMES,
     "--config": {"pipe"},
     "--seed": {"zero"},
-    "--explore": {"zero"},
 }
 """All others are refused, and of these "zero" and "pipe" are tried. A pipe without content is an empty config."""
 FEW = ("--task", "planted", "--envs", "2", "--episode-length", "4")

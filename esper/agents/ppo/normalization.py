@@ -90,11 +90,14 @@ class ObservationStatistics(RunningMeanStd):
         config: PPOConfig,
     ) -> None:
         self.slots = slots
-        kinds = [entry.kind for entry in (*BASE, *PER_SLOT, *PER_CHOICE)]
+        entries = (*BASE, *PER_SLOT, *PER_CHOICE)
+        kinds = [entry.kind for entry in entries]
         super().__init__(len(kinds), device, config)
         self.clip = config.observation_clip
         self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
         self.index = torch.tensor([kind is FeatureKind.INDEX for kind in kinds], device=device)
+        self.typical = torch.tensor([entry.typical for entry in entries], device=device)
+        self.spread = torch.tensor([entry.spread for entry in entries], device=device)
 
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, size]; N = 0 changes nothing."""
@@ -106,7 +109,8 @@ class ObservationStatistics(RunningMeanStd):
         )
 
     def normalize(self, x: Tensor) -> Tensor:
-        """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32.
+        """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations, and
+        (x − typical) / spread for the others; float32.
 
         An entry that has never varied, except an index, is 0: nothing was learned of it, so a policy must not act on it
         when it meets another value, such as the size of another host.
@@ -127,7 +131,8 @@ class ObservationStatistics(RunningMeanStd):
         std = like_x(torch.sqrt(self.var + MIN_VARIANCE).float())
         kept = like_x((self.var > MIN_VARIANCE) | self.index)
         scaled = ((x - mean) / std).clamp(-self.clip, self.clip)
-        values = torch.where(like_x(self.continuous), scaled, x)
+        fixed = (x - like_x(self.typical)) / like_x(self.spread)
+        values = torch.where(like_x(self.continuous), scaled, fixed)
         return torch.where(kept, values, 0.0)
 
 

@@ -80,6 +80,8 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
             expected = (
                 (expected - running.mean[own]) / (running.var[own] + 1e-8).sqrt()
             ).float()
+        if entry.kind is FeatureKind.FIXED:
+            expected = (expected - entry.typical) / entry.spread
         torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 
 
