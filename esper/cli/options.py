@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Flag, the config value that it sets, type, help.
 FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
-    ("--task", ("task", "name"), click.STRING, "Task that hosts are trained on; see `esper tasks`.  [default: digits]"),
+    ("--task", ("task", "name"), click.STRING, "Task that hosts are trained on; see `esper tasks`."),
     ("--envs", ("env", "n_envs"), click.INT, "Number of hosts trained together."),
     ("--episode-length", ("env", "episode_length"), click.INT, "Number of epochs that each host is trained for."),
     ("--seed", ("run", "seed"), click.INT, "Random seed of the run.  [default: 0]"),

@@ -16,7 +16,7 @@ from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launch
 from esper.cli.options import build_tables, check_resume, config_options, output_folder
 from esper.config import ConfigError
 from esper.config.given import PATH
-from esper.data.names import ENV_ONLY
+from esper.data.names import ENV_ONLY, LEARNED_ON
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
@@ -79,8 +79,9 @@ def command(
 ) -> None:
     """Grow hosts with a controller, and compare it with the same hosts left alone and other baselines.
 
-    A host is a small network that grows while it trains. Defaults not shown below come from the task; `esper info
-    --config` lists every value of --set. The run folder receives config.toml, env.json, events.jsonl, metrics.csv, the
+    A host is a small network that grows while it trains. Without --task, an agent learns on hosts that differ, the task
+    varied; other controllers grow hosts of digits. Defaults not shown below come from the task; `esper info --config`
+    lists every value of --set. The run folder receives config.toml, env.json, events.jsonl, metrics.csv, the
     best grown host and a checkpoint.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
@@ -104,6 +105,8 @@ def command(
         from esper.config import TrainingConfig
 
         config = TrainingConfig.parse(tables)
+        if config.run.learns and "name" not in config.task.model_fields_set:
+            config = config.with_values(task={"name": LEARNED_ON})
         task, controller = config.task.name, config.run.controller
         ControllerSpec.of(controller).require_known()
         folder = output_folder(out, task, controller, restarted=ranks.restarted)

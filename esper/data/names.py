@@ -11,11 +11,13 @@ SIMULATED: dict[str, str] = {
 """Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
 
 DRAWN: dict[str, str] = {
-    "varied": "networks that differ in data, size, length, rate and price, drawn for each episode; 32 envs",
+    "varied": "networks that differ in data, size, length, rate and price, drawn for each episode; 64 envs",
 }
 """Descriptions of tasks whose hosts and data are drawn for each episode; they have an env only, too."""
 
 ENV_ONLY = {**SIMULATED, **DRAWN}
+LEARNED_ON = "varied"
+"""Task of runs in which an agent learns and that name no task."""
 
 NAMES = (
     "digits",

@@ -39,6 +39,8 @@ BASELINES = ("none", "random", "heuristic")
 """Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
 BASELINES_OF_DRAWN = ("none", "random", "advisor")
 """The same where hosts are drawn for each episode, and the rule's long trials are too slow."""
+UNTRAINED = "untrained"
+"""Name of the agent with its first weights, as an arm."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
@@ -150,73 +152,24 @@ class FixedAgent(Agent):
 
 
 class LearningAgent(Agent):
-    """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on."""
+    """PPO: learns from each round, and is compared as it was when it did best on validation hosts.
+
+    The comparison is with baselines, and with the agent before it has learned, on hosts that it never learned on.
+    """
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+        _check_learning(maker.config)
         super().__init__(maker, env)
         names = list(BASELINES_OF_DRAWN if self.config.task.name in DRAWN else BASELINES)
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
         if shipped_schedule_fits(self.config.task.name, env.action_spec):
             names.append("schedule")
-        learner = self.config.run.controller
-        self.baselines = [name for name in names if name != learner]
-        for name in self.baselines:
+        self.baselines = names
+        for name in names:
             controller_for(name, self.config, env, self.config.run.seed)  # fail now if one does not fit
-        self.compared: Results = {name: {} for name in [learner, *self.baselines]}
+        self.compared: Results = {name: {} for name in [self.config.run.controller, *names, UNTRAINED]}
         """Results of the evaluation so far."""
-
-    @abstractmethod
-    def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
-        """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
-
-    def evaluate(self, measured: Emit) -> list[ArmResult]:
-        """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
-
-        Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
-        """
         config = self.config
-        pairs = config.run.evaluation_pairs
-        if not pairs:
-            return []
-        run_seed = config.run.seed + HELD_OUT
-        controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
-        controllers = {config.run.controller: partial(self.contender, run_seed=run_seed), **controllers}
-        return play_held_out(
-            self.maker,
-            controllers,
-            pairs,
-            measured,
-            self.env.baseline,
-            self.compared,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        compared: dict[str, dict[int, Any]] = {}
-        for name, rounds in self.compared.items():
-            compared[name] = {}
-            for number, hosts in rounds.items():
-                compared[name][number] = [host.plain() for host in hosts]
-        return {"compared": compared}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        sizes = set()
-        # A run may have been interrupted while its arms were played, so rounds may be missing, but not hosts.
-        for name, rounds in state["compared"].items():
-            self.compared[name] = {}
-            for number, hosts in rounds.items():
-                self.compared[name][int(number)] = list(map(HostResult.parse, hosts))
-                sizes.add(len(hosts))
-        if len(sizes) > 1:
-            raise ValueError("rounds of the comparison have different numbers of hosts")
-
-
-class PPORun(LearningAgent):
-    """PPO: learns from each round, and is compared as it was when it did best on validation hosts."""
-
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        config = maker.config
-        _check_learning(config)
-        super().__init__(maker, env)
         self.ppo = PPOAgent(
             env.action_spec,
             env.layout,
@@ -236,6 +189,30 @@ class PPORun(LearningAgent):
         """Its mean return there."""
         self.best_round = 0
         """The round after which it was kept."""
+
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
+        """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
+
+        Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
+        """
+        config = self.config
+        pairs = config.run.evaluation_pairs
+        if not pairs:
+            return []
+        run_seed = config.run.seed + HELD_OUT
+        controllers: dict[str, str | OwnController] = {
+            config.run.controller: partial(self.contender, run_seed=run_seed),
+            **{name: name for name in self.baselines},
+            UNTRAINED: partial(self.untrained, run_seed=run_seed),
+        }
+        return play_held_out(
+            self.maker,
+            controllers,
+            pairs,
+            measured,
+            self.env.baseline,
+            self.compared,
+        )
 
     def update(self, number: int, played: Round) -> UpdateStats | None:
         """Learns from the rounds since the last update, if round ``number``, from 1, completes them."""
@@ -300,13 +277,26 @@ class PPORun(LearningAgent):
         return {**policy_state(self.ppo), **(self.best or {})}
 
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
+        """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
         policy = self.ppo.clone_policy(env.num_envs, run_seed, greedy=True)
         policy.load_policy_state(self.policy_state())
         return policy
 
+    def untrained(self, env: SlotVectorEnv, run_seed: int) -> Controller:
+        """Returns the agent with its first weights, as with a learning rate of zero."""
+        policy = self.ppo.clone_policy(env.num_envs, run_seed, greedy=True)
+        first = Policy(env.action_spec, env.layout, 1, self.config.ppo, self.config.run.seed)
+        policy.network.load_state_dict(first.network.state_dict())
+        return policy
+
     def state_dict(self) -> dict[str, Any]:
+        compared: dict[str, dict[int, Any]] = {}
+        for name, rounds in self.compared.items():
+            compared[name] = {}
+            for number, hosts in rounds.items():
+                compared[name][number] = [host.plain() for host in hosts]
         return {
-            **super().state_dict(),
+            "compared": compared,
             "ppo": self.ppo.state_dict(),
             "buffer": self.ppo.buffer.state_dict(),
             "best": self.best,
@@ -316,7 +306,15 @@ class PPORun(LearningAgent):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        sizes = set()
+        # A run may have been interrupted while its arms were played, so rounds may be missing, but not hosts.
+        for name, rounds in state["compared"].items():
+            self.compared[name] = {}
+            for number, hosts in rounds.items():
+                self.compared[name][int(number)] = list(map(HostResult.parse, hosts))
+                sizes.add(len(hosts))
+        if len(sizes) > 1:
+            raise ValueError("rounds of the comparison have different numbers of hosts")
         self.ppo.load_state_dict(state["ppo"])
         self.ppo.buffer.load_state_dict(state["buffer"], self.ppo.device)
         if state["best"] is not None:  # fail now if it does not fit
@@ -326,8 +324,6 @@ class PPORun(LearningAgent):
         self.best_round = int(state["best_round"])
         self.validated = int(state["validated"])
 
-
-LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun}
 
 
 def _check_learning(config: ResolvedConfig) -> None:

@@ -11,7 +11,7 @@ from esper.core.state import Baseline
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
-from esper.run.agents import LEARNERS, Agent, FixedAgent
+from esper.run.agents import Agent, FixedAgent, LearningAgent
 from esper.run.checkpointing import BestHost, Checkpoints
 from esper.run.interrupt import interrupts_wait
 from esper.run.rollout import Collector
@@ -69,10 +69,9 @@ class Trainer:
         """Whether the run was asked to stop."""
 
     def _agent(self, follows: str | OwnController) -> Agent:
-        learner = LEARNERS.get(self.config.run.controller)
-        if learner is None:
-            return FixedAgent(self.maker, self.env, follows)
-        return learner(self.maker, self.env)
+        if self.config.run.learns:
+            return LearningAgent(self.maker, self.env)
+        return FixedAgent(self.maker, self.env, follows)
 
     def _between_steps(self) -> None:
         self.checkpoints.save_by_the_clock()

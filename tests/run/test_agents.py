@@ -9,7 +9,7 @@ import torch
 
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from esper.run.agents import PPORun
+from esper.run.agents import LearningAgent
 from esper.telemetry.event import (
     AgentValidated,
 )
@@ -27,11 +27,11 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(
     returns = iter((0.1, 0.9, 0.3, 0.2))
     weights: list[torch.Tensor] = []
 
-    def made_up(self: PPORun, between_steps: object) -> float:
+    def made_up(self: LearningAgent, between_steps: object) -> float:
         weights.append(self.ppo.network.op_head[0].weight.detach().clone())
         return next(returns)
 
-    monkeypatch.setattr(PPORun, "validation_return", made_up)
+    monkeypatch.setattr(LearningAgent, "validation_return", made_up)
     _, seen = play(
         learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}),
         tmp_path / "r",
