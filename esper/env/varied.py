@@ -62,6 +62,8 @@ RETURN = ScoreUnit("return", unit="pp")
 NEEDS: dict[str, dict[str, Any]] = {
     # Without a discount, rewards add up to what is judged: accuracy minus price.
     "reward": {"gamma": 1.0},
+    "governor": {"snapshot_every": 5},  # each takes as long as the epoch of such a small host
+    "run": {"evaluation_pairs": 64},
     "ppo": {
         "gamma": 1.0,
         "gae_lambda": 1.0,
