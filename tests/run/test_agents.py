@@ -55,3 +55,18 @@ def test_an_agent_is_not_validated_where_there_is_no_other(tmp_path: Path) -> No
     config = learning("planted", n_envs=4, rounds=2, ppo={"validate_every": 2})
     _, seen = play(config, tmp_path / "r")
     assert of_kind(seen, AgentValidated) == []
+
+
+def test_an_agent_that_learns_nothing_is_level_with_itself_untrained(
+    tmp_path: Path,
+) -> None:
+    differences = {}
+    for rate in (1e-30, 0.1):
+        ppo = {"learning_rate": rate, "update_epochs": 8}
+        config = learning("planted", n_envs=8, ppo=ppo, evaluation_pairs=8)
+        config = config.with_values(env={"episode_length": 20})
+        summary, _ = play(config, tmp_path / f"{rate}")
+        (found,) = [c for c in summary.comparisons if c.pair.name_b == "untrained"]
+        differences[rate] = found.pair.difference
+    assert differences[1e-30] == 0.0
+    assert differences[0.1] != 0.0

@@ -53,7 +53,7 @@ from tests.run.run_helpers import (
     tiny,
 )
 
-BASELINES = ["none", "random", "heuristic", "schedule"]
+BASELINES = ["none", "random", "heuristic", "schedule", "untrained"]
 COMPARED = "/agent/compared/"
 """Where a checkpoint has the hosts of the comparison."""
 
@@ -115,13 +115,13 @@ def test_events_come_in_the_order_in_which_things_happen(learned: Learned) -> No
         for name in names
         if name in ("PolicyUpdated", "RoundCompleted", "ArmPlayed", "RunCompleted")
     ]
-    assert rare == ["RoundCompleted", "PolicyUpdated"] * 3 + ["ArmPlayed"] * 5 + [
+    assert rare == ["RoundCompleted", "PolicyUpdated"] * 3 + ["ArmPlayed"] * 6 + [
         "RunCompleted"
     ]
     assert (
         names.count("EpochCompleted") == 3 * 2 * 4
     )  # rounds, hosts, epochs: the comparison has no envs in the log
-    assert names[-6:] == rare[-6:]
+    assert names[-7:] == rare[-7:]
 
 
 def test_updates_tell_what_the_agent_did(learned: Learned) -> None:
@@ -214,10 +214,11 @@ def test_a_task_without_a_schedule_is_compared_without_one(
     summary, recorder = play(
         learning("planted", n_envs=4, rounds=1, evaluation_pairs=2), tmp_path / "r"
     )
-    assert [c.pair.name_b for c in summary.comparisons] == BASELINES[:3]
+    assert [c.pair.name_b for c in summary.comparisons] == [*BASELINES[:3], "untrained"]
     assert {event.controller for event in of_kind(recorder, ArmPlayed)} == {
         "ppo",
         *BASELINES[:3],
+        "untrained",
     }
 
 
@@ -230,7 +231,7 @@ def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
         learned.born[learned.trained :],
     )
     assert not trained & set(compared)
-    assert sorted(compared) == sorted([(7 + HELD_OUT, env, 0) for env in range(2)] * 5)
+    assert sorted(compared) == sorted([(7 + HELD_OUT, env, 0) for env in range(2)] * 6)
     assert {seed for seed, _, _ in trained} == {7}
 
 

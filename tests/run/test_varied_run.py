@@ -57,6 +57,7 @@ def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
         "none",
         "random",
         "advisor",
+        "untrained",
     }
     # There is no curve of other hosts that these could be compared with.
     view = open_run(tmp_path / "r").view
