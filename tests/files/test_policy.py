@@ -325,14 +325,14 @@ def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
     """It fails if an update of Esper can no longer read the shipped agent."""
     found = find_policy("pretrained")
     assert found.config is not None
-    assert found.config.task.name == "digits"
+    assert found.config.task.name == "varied"
     assert found.facts is not None
     assert found.facts.command.startswith("esper run --set ")
     assert found.facts.rounds == found.config.run.rounds
     assert found.facts.score is not None
     assert found.facts.score["pairs"] >= 40
-    accuracy = found.facts.score["metrics"][0]
-    (greedy,) = [pair for pair in accuracy["comparisons"] if pair["name_a"] == "greedy"]
+    score = found.facts.score["metrics"][0]
+    (greedy,) = [pair for pair in score["comparisons"] if pair["name_a"] == "greedy"]
     assert greedy["interval"][0] > 0  # better than hosts left alone
     for fact in Facts.model_fields:
         assert "/tmp" not in str(getattr(found.facts, fact))
