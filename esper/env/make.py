@@ -65,6 +65,7 @@ class EnvMaker:
         if task is None and config.task.name in ENV_ONLY:
             if ranks is not None:
                 raise ConfigError(f"the hosts of {config.task.name} are in one process, and not spread over ranks")
+            _refuse_unread(config)
             module = planted if config.task.name == planted.NAME else varied
             return cls(module.resolve(config), None)
         config = config.with_values(run={"device": chosen_devices(config.run.device)})
@@ -141,6 +142,17 @@ class EnvMaker:
             autoreset_mode=autoreset_mode,
             elsewhere=self.elsewhere,
             ranks=self.ranks,
+        )
+
+
+def _refuse_unread(config: TrainingConfig) -> None:
+    """Raises ConfigError for values of the section task that hosts without data of a task do not read."""
+    given = config.task.model_dump(exclude_defaults=True)
+    unread = [f"task.{name}" for name in given if name not in ("name", "precision")]
+    if unread:
+        raise ConfigError(
+            f"{', '.join(unread)}: the task {config.task.name} has hosts and training of its own, and reads no such "
+            "value; name another task, for example --task digits"
         )
 
 

@@ -30,13 +30,10 @@ def test_the_demo_prints_its_results_and_the_next_commands(esper: Esper) -> None
     assert found.code == 0
     lines = found.out.splitlines()
     assert lines[0].startswith("The advisor widens 16 small networks")
-    assert any(
-        line.startswith("advisor will grow 2 hosts on digits") for line in lines
-    )
+    assert any(line.startswith("advisor will grow 2 hosts on digits") for line in lines)
     assert any(line.startswith("The best of 2 hosts") for line in lines)
     assert any(
-        line.startswith("Test accuracy of 2 hosts grown by advisor")
-        for line in lines
+        line.startswith("Test accuracy of 2 hosts grown by advisor") for line in lines
     )
     assert any(line.startswith("In short, too few hosts to tell") for line in lines)
     assert "  esper report 'runs/a demo'" in lines

@@ -58,24 +58,33 @@ RUN: dict[str, tuple[Any, ...]] = {
         "'sparse', 'loss_shaped', 'loss_sparse' or 'priced'",
     ),
     "batch larger than an epoch": (
-        ("--set", "task.batch_size=1000"),
+        ("--task", "digits", "--set", "task.batch_size=1000"),
         "task.batch_size is 1000",
         "997",
     ),
     "samples smaller than the batch": (
-        ("--set", "task.samples_per_epoch=63"),
+        ("--task", "digits", "--set", "task.samples_per_epoch=63"),
         "task.batch_size is 64",
         "63",
     ),
     "agent's device": (("--set", "ppo.device=gpu"), "unknown device 'gpu'", "cpu"),
     "two discounts": (
-        ("--set", "ppo.gamma=0.9"),
+        ("--task", "digits", "--set", "ppo.gamma=0.9"),
         "ppo.gamma is 0.9",
         "reward.gamma is 0.995",
         "must be equal",
     ),
+    "batches of hosts that differ": (
+        ("--set", "task.batch_size=16", "--set", "task.optimizer=sgd"),
+        "task.batch_size, task.optimizer: the task varied has hosts",
+        "--task digits",
+    ),
+    "data of simulated hosts": (
+        ("--task", "planted", "--set", "task.start=trained"),
+        "task.start: the task planted has hosts",
+    ),
     "part of a round": (
-        ("--set", "ppo.episodes_per_update=3"),
+        ("--task", "digits", "--set", "ppo.episodes_per_update=3"),
         "ppo.episodes_per_update is 3",
         "a multiple of 2",
     ),
@@ -193,7 +202,10 @@ def test_a_file_in_place_of_the_folder_is_refused(esper: Esper) -> None:
         (("run", "--task", "digit"), "digits"),
         (("run", "--controller", "herustic"), "heuristic"),
         (("run", "--set", "env.n_env=3"), "n_envs"),
-        (("run", "--set", "env.blueprints=norm,conv_lite"), "conv_light"),
+        (
+            ("run", "--task", "digits", "--set", "env.blueprints=norm,conv_lite"),
+            "conv_light",
+        ),
         (("compare", "--arm", "none", "--arm", "pretraind"), "pretrained"),
     ],
 )

@@ -41,7 +41,7 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
     ]
     assert sum(line.startswith("  learned: KL ") for line in lines) == 2
     assert (
-        sum(line.startswith("comparing, round ") for line in lines) == 5 * 5
+        sum(line.startswith("comparing, round ") for line in lines) == 6 * 5
     )  # arms, rounds of at most 2 hosts
     first = next(
         i
@@ -50,7 +50,7 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
     )
     *_, end = read_events("mine/events.jsonl")
     for told, line in zip(
-        end["comparisons"], lines[first + 3 : first + 7], strict=True
+        end["comparisons"], lines[first + 3 : first + 8], strict=True
     ):
         match = re.fullmatch(
             rf"  {told['reference']} +\d+\.\d\d %   +[+-]\d+\.\d\d pp, \S+ to \S+: "
