@@ -147,8 +147,10 @@ class EnvMaker:
 
 def _refuse_unread(config: TrainingConfig) -> None:
     """Raises ConfigError for values of the section task that hosts without data of a task do not read."""
-    given = config.task.model_dump(exclude_defaults=True)
-    unread = [f"task.{name}" for name in given if name not in ("name", "precision")]
+    unread = []
+    for name in config.task.model_dump(exclude_defaults=True):
+        if name not in ("name", "precision"):
+            unread.append(f"task.{name}")
     if unread:
         raise ConfigError(
             f"{', '.join(unread)}: the task {config.task.name} has hosts and training of its own, and reads no such "

@@ -202,7 +202,7 @@ class LearningAgent(Agent):
         run_seed = config.run.seed + HELD_OUT
         controllers: dict[str, str | OwnController] = {
             config.run.controller: partial(self.contender, run_seed=run_seed),
-            **{name: name for name in self.baselines},
+            **dict(zip(self.baselines, self.baselines, strict=True)),
             UNTRAINED: partial(self.untrained, run_seed=run_seed),
         }
         return play_held_out(
@@ -323,7 +323,6 @@ class LearningAgent(Agent):
         self.best_return = float(state["best_return"])
         self.best_round = int(state["best_round"])
         self.validated = int(state["validated"])
-
 
 
 def _check_learning(config: ResolvedConfig) -> None:
