@@ -147,13 +147,11 @@ class EnvMaker:
 
 def _refuse_unread(config: TrainingConfig) -> None:
     """Raises ConfigError for values of the section task that hosts without data of a task do not read."""
-    unread = []
-    for name in config.task.model_dump(exclude_defaults=True):
-        if name not in ("name", "precision"):
-            unread.append(f"task.{name}")
+    given = config.task.model_dump(exclude_defaults=True)
+    unread = given.keys() - {"name", "precision"}
     if unread:
         raise ConfigError(
-            f"{', '.join(unread)}: the task {config.task.name} has hosts and training of its own, and reads no such "
+            f"task.{', task.'.join(sorted(unread))}: the task {config.task.name} has hosts and training of its own, and reads no such "
             "value; name another task, for example --task digits"
         )
 

@@ -95,10 +95,10 @@ def test_keywords_reach_the_config_and_override_it() -> None:
         episode_length=7,
         reward={"mode": "sparse"},
         env={"embargo": 3},
-        max_grad_norm=0.7,
+        min_prune_age=4,
     )
     assert env.config.task.name == "planted"
-    assert env.config.ppo.max_grad_norm == 0.7
+    assert env.config.env.min_prune_age == 4
     assert (
         env.config.env.max_seeds,
         env.config.env.embargo,

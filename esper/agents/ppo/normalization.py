@@ -96,8 +96,9 @@ class ObservationStatistics(RunningMeanStd):
         self.clip = config.observation_clip
         self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
         self.index = torch.tensor([kind is FeatureKind.INDEX for kind in kinds], device=device)
-        scales = [(entry.typical, entry.spread) for entry in entries]
-        self.typical, self.spread = torch.tensor(scales, device=device).unbind(-1)
+        scales = torch.tensor([(entry.typical, entry.spread) for entry in entries], device=device)
+        self.typical = scales[:, 0]
+        self.spread = scales[:, 1]
 
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, size]; N = 0 changes nothing."""
