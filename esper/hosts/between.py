@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from esper.config import ConfigError
-from esper.core.blueprints.adapted import AdaptedLinear
+from esper.core.blueprints.adapted import Adapted
 from esper.core.blueprints.source import PER_CHANNEL, Applied, Extensible
 from esper.core.place import Place
 from esper.hosts.container import own_children
@@ -349,6 +349,6 @@ _ORDER_OF = {"adaptive": ("output_size",), "avg_pool": ("kernel_size", "stride",
 
 def is_layer(module: nn.Module) -> bool:
     """Whether a module counts as one layer: it has no submodules, or says how it grows."""
-    if isinstance(module, (*PER_CHANNEL, AdaptedLinear, Extensible)) or not own_children(module):
+    if isinstance(module, (*PER_CHANNEL, Adapted, Extensible)) or not own_children(module):
         return True
     return gated_of(module) is not None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
-from esper.core.blueprints.adapted import AdaptedLinear
+from esper.core.blueprints.adapted import is_plain_matrix
 from esper.core.blueprints.elementwise import is_elementwise
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
@@ -338,8 +338,7 @@ def _inside(trace: Trace, layouts: Mapping[str, Layout]) -> dict[str, Between]:
 
 def _is_linear(module: nn.Module) -> bool:
     """Whether a layer can be widened, or read the units of a widened layer."""
-    kinds = (nn.Linear, AdaptedLinear, *source.CONVOLUTIONS)
-    return type(module) in kinds or source.is_transposed(module)
+    return is_plain_matrix(module) or type(module) in source.CONVOLUTIONS
 
 
 def _of_attention(model: nn.Module, path: str) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from esper.core.blend import ChannelScale, Seed
-from esper.core.blueprints.source import is_transposed
+from esper.core.blueprints.adapted import Adapted, is_plain_matrix
 from esper.core.ramps import BlendOperator
 from esper.hosts import seed_hook
 from esper.hosts.widen import (
@@ -89,7 +89,7 @@ def obstacle_to_linear(model: nn.Module, seed: Seed, layer: nn.Module) -> str | 
 
     It can if it is linear in the output of a linear layer whose weights no other layer uses.
     """
-    if type(layer) is not nn.Linear and not is_transposed(layer):
+    if isinstance(layer, Adapted) or not is_plain_matrix(layer):
         return f"its output comes from a {type(layer).__name__}, not from a linear layer"
     if not isinstance(layer._parameters.get("weight"), nn.Parameter):
         return "the weights of its layer are computed from others, such as those of weight_norm or of pruning"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.core.blueprints.adapted import RANKS, AdaptedLinear
+from esper.core.blueprints.adapted import RANKS, Adapted
 from esper.hosts.widen import SourceSeed, merge_source
 
 POWERS = {
@@ -111,7 +111,7 @@ def merged_averages(
                     merge_source(twin.seed, present)
             pairs = list(modules.items())
             for original, copied in modules.items():
-                if isinstance(original, AdaptedLinear) and isinstance(copied, AdaptedLinear):
+                if isinstance(original, Adapted) and isinstance(copied, Adapted):
                     pairs += zip(original.adapter, copied.adapter, strict=True)  # it may be new
             merged[key] = {
                 (original, name): value.detach()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.core.blueprints.adapted import AdaptedLinear
+from esper.core.blueprints.adapted import Adapted
 from esper.core.ramps import STYLES
 from esper.core.site import seed_of
 from esper.hosts.between import Between, place_of
@@ -178,7 +178,7 @@ def _shapes_of_adapters(model: nn.Module) -> dict[str, list[int]]:
     """Returns the shapes of the adapters of frozen layers, by name."""
     shapes = {}
     for path, layer in model.named_modules():
-        if isinstance(layer, AdaptedLinear):
+        if isinstance(layer, Adapted):
             for name, shape in shapes_of(layer.adapter).items():
                 shapes[f"{path}.adapter.{name}"] = list(shape)
     return shapes

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import Seed
-from esper.core.blueprints.adapted import AdaptedLinear, adapt, take_adapters
-from esper.core.blueprints.source import MERGED, SHARES, Extensible, Shrinkable, inputs_of, is_transposed, width_of
+from esper.core.blueprints.adapted import Adapted, adapt, is_transposed, take_adapters
+from esper.core.blueprints.source import MERGED, SHARES, Extensible, Shrinkable, inputs_of, width_of
 from esper.core.place import Place
 from esper.hosts import seed_hook
 from esper.hosts.between import Between, place_of
@@ -176,7 +176,7 @@ def obstacle_of(network: nn.Module, seed: SourceSeed) -> str | None:
     if seed.blueprint not in MERGED:
         return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
     layers = nn.ModuleList(seed.place.layers)
-    adapted = any(isinstance(layer, AdaptedLinear) for layer in layers.modules())
+    adapted = any(isinstance(layer, Adapted) for layer in layers.modules())
     if adapted and seed.blueprint in SHARES:
         return "a layer has an adapter beside its weights, which new units would not have"
     if is_shared(network, layers.parameters()):
@@ -278,7 +278,6 @@ def merge(
         return 0
     rows = rows_of(first)
     if beside:
-        assert isinstance(first, nn.Linear)
         _raise_rank(first, body, alpha)
         return 0
     if not between:
@@ -304,11 +303,11 @@ def merge(
     return units
 
 
-def _raise_rank(layer: nn.Linear, body: nn.Module, alpha: float) -> None:
+def _raise_rank(layer: nn.Module, body: nn.Module, alpha: float) -> None:
     """Adds a LoRA to the adapter of ``layer``, which gets one if it has none."""
-    if not isinstance(layer, AdaptedLinear):
+    if not isinstance(layer, Adapted):
         adapt(layer, rank=0)
-    assert isinstance(layer, AdaptedLinear)
+    assert isinstance(layer, Adapted)
     down, up = layer.adapter
     new_down, new_up = (part.get_parameter("weight") for part in body.children())
     old_down = down.get_parameter("weight")
@@ -421,11 +420,15 @@ def redraw(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
             layers.add(path)
     for path, layer in network.named_modules():
         if path in layers:
-            layer.reset_parameters()
+            if is_transposed(layer):  # as its class does when it is made
+                nn.init.normal_(layer.get_parameter("weight"), std=0.02)
+                nn.init.zeros_(layer.get_parameter("bias"))
+            else:
+                layer.reset_parameters()
             if isinstance(network, Host):
                 network.draw(layer)
     for layer in network.modules():
-        if isinstance(layer, AdaptedLinear):  # as when they were planted
+        if isinstance(layer, Adapted):  # as when they were planted
             nn.init.zeros_(layer.adapter.get_parameter("1.weight"))
 
 

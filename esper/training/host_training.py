@@ -15,7 +15,7 @@ from esper.config.resolved import HostTrainingConfig, ResolvedTask
 from esper.config.task import Freeze
 from esper.core.blend import Seed
 from esper.core.blueprints import Blueprint
-from esper.core.blueprints.adapted import AdaptedLinear
+from esper.core.blueprints.adapted import Adapted
 from esper.core.ramps import BlendStyle
 from esper.core.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.data.split import Split
@@ -436,7 +436,7 @@ def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
     if isinstance(host, GrownHost) and host.new_seeds:
         new.update(host.seeds.modules())
         for layer in host.modules():
-            if isinstance(layer, AdaptedLinear):
+            if isinstance(layer, Adapted):
                 new.update(layer.adapter.modules())
     layers = [layer for layer in layers_of(host).values() if layer not in new]
     head = layers[-1:] if which == "body" else []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -42,3 +44,21 @@ def without_esper(network: nn.Module) -> bool:
         type(each).__module__.startswith("esper")
         for each in (*network.modules(), *hooks)
     )
+
+
+def linear(layer: nn.Linear) -> nn.Module:
+    return layer
+
+
+def conv1d(layer: nn.Linear) -> nn.Module:
+    """GPT-2's transposed layer of these weights."""
+    utils = pytest.importorskip("transformers.pytorch_utils")
+    transposed: nn.Module = utils.Conv1D(layer.out_features, layer.in_features)
+    state = {"weight": layer.weight.T, "bias": layer.bias}
+    transposed.load_state_dict(state)
+    return transposed
+
+
+Kind = Callable[[nn.Linear], nn.Module]
+KINDS: list[Kind] = [linear, conv1d]
+"""Linear layers of each kind, made of an ordinary one."""

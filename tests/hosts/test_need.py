@@ -21,6 +21,7 @@ from esper.hosts.need import (
     needs_at,
     rows_of,
 )
+from tests.hosts.grown_modules import KINDS, Kind
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
@@ -115,18 +116,24 @@ def place_of(layer: nn.Module) -> Place:
     return Place("r3c0", 4, has_source=True, layers=(layer,))
 
 
-def test_the_layer_of_a_lora_is_measured_only_if_it_is_frozen() -> None:
-    layer = nn.Linear(3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layer_of_a_lora_is_measured_only_if_it_is_frozen(kind: Kind) -> None:
+    layer = kind(nn.Linear(3, 4))
     assert measured_at(place_of(layer)) is None
-    layer.weight.requires_grad_(False)
+    layer.requires_grad_(False)
     assert measured_at(place_of(layer)) is layer
     adapt(layer, 2)
     assert measured_at(place_of(layer)) is layer
 
 
-def test_a_frozen_layer_needs_a_lora_for_what_its_weights_could_change() -> None:
-    layer = nn.Linear(3, 4, bias=False).requires_grad_(False)
-    target = layer.weight + draws(4, 3, seed=7)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_layer_needs_a_lora_for_what_its_weights_could_change(
+    kind: Kind,
+) -> None:
+    ordinary = nn.Linear(3, 4)
+    nn.init.zeros_(ordinary.bias)
+    layer = kind(ordinary).requires_grad_(False)
+    target = ordinary.weight.detach() + draws(4, 3, seed=7)
     noise = draws(4000, 4, seed=8)
 
     def needs(wanted: Callable[[Tensor], Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -253,12 +254,15 @@ def test_a_kept_seed_beside_wider_layers_is_saved_with_both(tmp_path: Path) -> N
     assert torch.equal(back(IDS).logits, network(IDS).logits)
 
 
-def test_a_frozen_model_is_saved_with_the_ranks_that_have_grown(tmp_path: Path) -> None:
-    model = llama()
-    model.model.requires_grad_(False)
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_frozen_model_is_saved_with_the_ranks_that_have_grown(
+    make: Any, tmp_path: Path
+) -> None:
+    model = make()
+    model.base_model.requires_grad_(False)
     grower = esper.Grower(
         model,
-        {"r3c0": LORA[llama]},
+        {"r3c0": LORA[make]},
         torch.optim.AdamW(model.parameters(), 1e-2),
         script({0: plant("r3c0", "lora_2"), 2: plant("r3c0", "lora_2")}),
         6,
@@ -273,7 +277,9 @@ def test_a_frozen_model_is_saved_with_the_ranks_that_have_grown(tmp_path: Path) 
         grower.groups.optimizer.step()
         grower.step(lambda model: float(-model.eval()(IDS, labels=IDS).loss))
     network: Any = grower.finish().eval()
-    assert rank_of(network.get_submodule("model.layers.1.self_attn.q_proj")) == 4
+    layer = network.get_submodule(LORA[make].split()[0])
+    assert rank_of(layer) == 4
+    assert torch.equal(copy.deepcopy(network)(IDS).logits, network(IDS).logits)
     network.save_pretrained(tmp_path)
     with pytest.raises((RuntimeError, ValueError)):
         type(network).from_pretrained(tmp_path)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from esper.core.blueprints.adapted import RANKS, AdaptedLinear, rank_of
+from esper.core.blueprints.adapted import RANKS, is_plain_matrix, is_transposed, rank_of
 from esper.core.blueprints.elementwise import bare_copy, is_elementwise
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
@@ -152,7 +152,7 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
 
 def _not_linear(layer: nn.Module) -> str | None:
     """Returns the reason why ``layer`` is no ordinary linear layer or convolution; None if it is one."""
-    if type(layer) not in (nn.Linear, AdaptedLinear, *CONVOLUTIONS) and not is_transposed(layer):
+    if not is_plain_matrix(layer) and type(layer) not in CONVOLUTIONS:
         return f"a {type(layer).__name__} is neither a linear layer nor a convolution"
     if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:
         return "a convolution has groups"
@@ -186,11 +186,6 @@ def inputs_of(layer: nn.Module) -> int:
     width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
     assert isinstance(width, int)
     return width
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Returns whether a layer is the ``Conv1D`` of Hugging Face's GPT-2: y = x W + b with weights [in, out]."""
-    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def is_matrix(layer: nn.Module) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,18 @@ from torch import nn
 
 import esper
 from esper.core.blueprints import BLUEPRINTS
-from esper.core.blueprints.adapted import AdaptedLinear, rank_of
+from esper.core.blueprints.adapted import AdaptedLinear, adapt, rank_of
 from esper.core.site import Role
 from esper.core.stage import SeedStage as S
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.widen import redraw
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_training import HostTraining
 from esper.training.merging import merge_fossils
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import plant, train
+from tests.hosts.grown_modules import KINDS, Kind, conv1d
 from tests.training.test_merging import Mlp, require_same, state_of
 from tests.training.test_merging import training_of as graft_training
 from tests.training.test_merging_transformers import (
@@ -132,10 +136,15 @@ def test_averages_of_a_merged_seed_are_of_as_many_steps_as_the_adapter() -> None
     torch.testing.assert_close(state["exp_avg"][2:], factor * of_seed["exp_avg"])
 
 
-def test_the_rank_of_a_layer_of_a_grafted_network_grows() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rank_of_a_layer_of_a_grafted_network_grows(
+    kind: Kind,
+) -> None:
     def build() -> GraftedHost:
         sites = {"r3c0": "fc1 -> fc1"}
-        return graft(Mlp(), sites, topology="mlp", example=torch.zeros(2, 1, 8, 8))
+        network = Mlp()
+        network.fc1 = kind(network.fc1)
+        return graft(network, sites, topology="mlp", example=torch.zeros(2, 1, 8, 8))
 
     training = graft_training(build, freeze="body")
     for rank in (2, 4, 6):
@@ -222,3 +231,32 @@ def test_the_rank_stays_below_that_of_the_layer() -> None:
     assert (
         rank_of(layer_of(training)) == rank < layer_of(training).in_features <= rank + 2
     )
+
+
+def test_a_saved_layer_with_an_adapter_is_loaded_in_a_new_process(
+    tmp_path: Path,
+) -> None:
+    layers = [nn.Linear(3, 4), conv1d(nn.Linear(3, 4))]
+    x = torch.randn(2, 3)
+    for layer in layers:
+        adapt(layer, 2)
+        for parameter in layer.adapter.parameters():
+            nn.init.normal_(parameter)
+    torch.save((layers, x, [layer(x) for layer in layers]), tmp_path / "layers.pt")
+    code = (
+        "import sys, torch\n"
+        "layers, x, wanted = torch.load(sys.argv[1], weights_only=False)\n"
+        "assert all(torch.equal(layer(x), y) for layer, y in zip(layers, wanted))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "layers.pt"], check=True)
+
+
+def test_units_of_a_conv1d_are_drawn_again() -> None:
+    """Where a host of the grown widths starts from fresh weights."""
+    network = nn.Sequential(conv1d(nn.Linear(3, 4)), conv1d(nn.Linear(4, 2)))
+    shapes = {"0.weight": (3, 6), "0.bias": (6,), "1.weight": (6, 2)}
+    redraw(network, shapes)
+    assert network(torch.randn(5, 3)).shape == (5, 2)
+    for layer in network:
+        assert torch.count_nonzero(layer.weight) == layer.weight.numel()
+        assert not layer.bias.any()
