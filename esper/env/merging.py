@@ -42,6 +42,7 @@ class Merger:
     ) -> Merge | None:
         """Merges the fossils of a host that are ``due`` [S], one after the other; returns None if all stay.
 
+        One whose learning rate still rises waits until it is its host's.
         ``sites`` are those of the slots.
         """
         count = len(sites)
@@ -51,7 +52,7 @@ class Merger:
         for s in np.flatnonzero(due).tolist():
             site = sites[s]
             seed = site.planted
-            if seed is None or seed.stays:
+            if seed is None or seed.stays or training.rate_rises(site.name):
                 continue
             before = self.sizes_of(training)
             reasons = merge_fossils(training, [site.name])

@@ -247,6 +247,11 @@ class HostTraining:
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
+    def rate_rises(self, name: str) -> bool:
+        """Whether the learning rate of the seed at a site still rises to ``task.seed_rate`` times the host's."""
+        rate = self.seed_rates.get(name)
+        return rate is not None and rate.rises(self.epoch - self.planted_at[name])
+
     def group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
         """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer.
 

@@ -63,6 +63,10 @@ class SeedRate(WarmUp):
         """The seed's rate as a fraction of the host's."""
         self._host = host.rate
 
+    def rises(self, epochs: int) -> bool:
+        """Whether it still rises after ``epochs`` whole epochs of the seed."""
+        return epochs * self.epoch_steps < self.steps
+
     def start_epoch(self, scheduled: float, epochs: int) -> None:
         """Starts an epoch; ``epochs`` is the number of epochs since the seed was planted."""
         super().start_epoch(scheduled, epochs)

@@ -119,6 +119,32 @@ def test_what_cannot_merge_stays_a_fossil() -> None:
         world.step()
 
 
+@pytest.mark.parametrize(("warmup", "epochs"), [(0.5, 1), (2.0, 2), (2.5, 3)])
+def test_a_seed_merges_once_its_learning_rate_is_that_of_its_host(
+    warmup: float, epochs: int
+) -> None:
+    with rig(env=MERGES, task={"seed_warmup_epochs": warmup}) as world:
+        world.step()
+        world.do("GERMINATE", "r2c0", "widen_half")
+        for _ in range(epochs - 1):
+            assert world.slot("r2c0").stage is S.FOSSILIZED
+            assert widths(world) == [3, 6]
+            world.step()
+        assert world.slot("r2c0").stage is S.DORMANT
+        assert widths(world) == [5, 6]
+        world.do("GERMINATE", "r2c0", "widen_half")
+        assert widths(world) == [7 if warmup == 0.5 else 5, 6]
+
+
+def test_a_seed_with_another_learning_rate_stays_beside_its_layers() -> None:
+    with rig(env=MERGES, task={"seed_rate": 0.5}) as world:
+        world.do("GERMINATE", "r2c0", "widen_half")
+        world.step()
+        planted = world.training().site_by_name["r2c0"].planted
+        assert planted is not None
+        assert planted.stays == "its learning rate is not that of its host"
+
+
 def test_a_host_stays_as_it_is_while_an_anomaly_is_pending() -> None:
     with rig(env=MERGES) as world:
         govern = world.env.backend.govern
