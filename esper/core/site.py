@@ -74,15 +74,11 @@ class Site:
     """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
 
     def __init__(self, place: Place) -> None:
-        self.move(place)
+        self.place = place
         self.name = place.name
+        self._sizes: dict[tuple[Blueprint, Place, tuple[torch.Size, ...]], int] = {}
         self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
         self.remove()
-
-    def move(self, place: Place) -> None:
-        """Takes the place that the site has in the host as it is now."""
-        self.place = place
-        self._sizes: dict[tuple[Blueprint, tuple[torch.Size, ...]], int] = {}
 
     def remove(self) -> None:
         """Empties the site."""
@@ -192,10 +188,10 @@ class Site:
 
     def _size(self, blueprint: Blueprint) -> int:
         """Returns the number of parameters that ``blueprint`` says here, which may take as long as making a seed."""
-        shapes = []  # layers of the place grow when seeds are merged into them
+        shapes = []
         for layer in (*self.place.layers, *self.place.group, *self.place.stack):
             shapes += [parameter.shape for parameter in layer.parameters()]
-        key = (blueprint, tuple(shapes))
+        key = (blueprint, self.place, tuple(shapes))  # layers grow, and the next host is small again
         if key not in self._sizes:
             self._sizes[key] = blueprint.size(self.place)
         return self._sizes[key]

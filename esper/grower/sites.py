@@ -137,7 +137,7 @@ class SiteHooks:
     ) -> None:
         """Sets the place of a site: what a first pass shows of it, and then what inference finds."""
         place = place_of(self.model, name, channels, layout, between)
-        self.sites.setdefault(name, Site(place)).move(place)
+        self.sites.setdefault(name, Site(place)).place = place
         if between is not None:
             self.between[name] = between
 

@@ -181,7 +181,7 @@ class HostTraining:
         self.grown = True
         self.host.follow_layers(self.sample)
         for site, place in zip(self.sites, self.host.sites, strict=True):
-            site.move(place)
+            site.place = place
         self.finite_buffers = finite_buffers(self.host)
         for shadow in self.shadows.values():
             shadow.refill()
