@@ -151,8 +151,8 @@ def _refuse_unread(config: TrainingConfig) -> None:
     unread = given.keys() - {"name", "precision"}
     if unread:
         raise ConfigError(
-            f"task.{', task.'.join(sorted(unread))}: the task {config.task.name} has hosts and training of its own, and "
-            "reads no such value; name another task, for example --task digits"
+            f"task.{', task.'.join(sorted(unread))}: the task {config.task.name} has hosts and training of its own, "
+            "and reads no such value; name another task, for example --task digits"
         )
 
 
