@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import BackwardWatch, GradStash, Ranks, clip_seeds, measurable
+from esper.grower.gradients import BackwardWatch, EarlierGradients, GradStash, Ranks, clip_seeds, has_gradient
 from esper.grower.stepping import (
     SLOT,
     Group,
@@ -192,6 +192,7 @@ class SeedGroups:
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         require_groups_apart(self.optimizer)
+        self._model = model
         self._backward = BackwardWatch(model)
         self._labels = label_slots(self.optimizer, self, paths)
         self._matcher = ParamGroupMatcher(model, paths, self.optimizer)
@@ -199,6 +200,7 @@ class SeedGroups:
         self._beside: frozenset[str] = frozenset()
         self._reached: set[str] = set()
         self._stash = GradStash()
+        self._earlier = EarlierGradients()
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
         self._followed: dict[str, tuple[str, ...]] = {}
@@ -272,6 +274,7 @@ class SeedGroups:
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
             self._stash.drop([parameter])
+            self._earlier.drop([parameter])
         for handle in self._handles.pop(name):
             handle.remove()
 
@@ -295,6 +298,7 @@ class SeedGroups:
                     parameter.grad = None
             if name not in self._beside:
                 self._stash.drop(parameters)
+                self._earlier.drop(parameters)
         if self.gradient_stats is not None:
             self.gradient_stats.restart((HOST, *self.learning))
 
@@ -302,10 +306,12 @@ class SeedGroups:
         """Returns the gradient of a seed's parameter so far, wherever it is kept."""
         if parameter.grad is not None:
             return parameter.grad
-        return self._stash.get(parameter)
+        stashed = self._stash.get(parameter)
+        return self._earlier.get(parameter) if stashed is None else stashed
 
     def stash(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
+        self._settle()
         if not self._early and _is_cleared(self.host):
             self.forget_gradients()
             self._early = True
@@ -314,12 +320,26 @@ class SeedGroups:
     def begin_pass(self) -> None:
         """Forgets gradients of seeds if the loop has cleared the host's; call it before each training pass.
 
-        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
+        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it. Those that the
+        loop has not cleared yet are kept aside until the backward pass.
         """
-        waiting = self._stash or any(p.grad is not None for p in self._on())
-        if waiting and not self._early and _is_cleared(self.host):
-            self.forget_gradients()
+        on = self._on()
+        waiting = self._stash or any(p.grad is not None for p in on)
+        if waiting and not self._early:
+            if _is_cleared(self.host):
+                self.forget_gradients()
+            elif torch.is_grad_enabled():
+                self._earlier.take(on, self._stash, self._model, self.host)
         self._early = False
+
+    def _settle(self) -> None:
+        """Adds the gradients from before the present pass to those of seeds, unless the loop has cleared the host's."""
+        if not self._earlier:
+            return
+        beside = set()
+        for name in self._beside:
+            beside.update(self._parameters[name])
+        self._earlier.settle().add_to(self._stash, beside)
 
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
@@ -327,6 +347,7 @@ class SeedGroups:
         free_labels(self.optimizer, self)
         self._backward.stop()
         self._stash.drop()
+        self._earlier.drop()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -334,6 +355,7 @@ class SeedGroups:
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Autograd has added to a parameter's gradient."""
+        self._settle()
         if name in self._beside:
             self._stash.take(parameter)
 
@@ -397,6 +419,7 @@ class SeedGroups:
 
     def forget_gradients(self) -> None:
         self._stash.drop()
+        self._earlier.drop()
         _clear(self._on())
 
     def _follow_rates(self) -> None:
@@ -412,6 +435,7 @@ class SeedGroups:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         self._backward.check()
         self.ranks.check()
+        self._settle()
         if self.learning or self._stash:
             self._take_those_of_seeds(optimizer)
 
@@ -460,18 +484,10 @@ def _is_cleared(host: Collection[Tensor]) -> bool:
     for parameter in host:
         if not parameter.requires_grad:
             continue
-        if _has_gradient(parameter):
+        if has_gradient(parameter):
             return False
         trained = True
     return trained
-
-
-def _has_gradient(parameter: Tensor) -> bool:
-    """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
-    if parameter.grad is None:
-        return False
-    values = measurable(parameter.grad)
-    return values is None or bool(values.any())
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

@@ -17,18 +17,18 @@ from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
-from esper.data.rng import kept_generators
 from esper.grower.gradients import with_graph
 from esper.grower.passes import PassHook
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
-from esper.hosts.example import cloned, is_transformed, outputs_for
+from esper.hosts.example import cloned, is_transformed, kept_attributes, kept_state, outputs_for
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
     COPIES,
     SeedHook,
     free_name,
+    hooks_of,
     register,
     rest,
     unregister,
@@ -36,6 +36,7 @@ from esper.hosts.seed_hook import (
     without_copied_hooks,
 )
 from esper.hosts.sources import SitePath
+from esper.ops.torch_state import kept_generators
 from esper.training.delta import delta_of, straight_through
 from esper.training.rng import SeedDraws
 from esper.training.shadow import ShadowBuffers, copied_buffers
@@ -189,7 +190,11 @@ class SiteHooks:
         self._shadowed = name
         self.passes.shadow = True
         try:
-            with self.own_buffers[name].in_place(), copied_buffers(others), kept_generators(self.devices):
+            with ExitStack() as stack:
+                stack.enter_context(kept_attributes(self.model))
+                stack.enter_context(self.own_buffers[name].in_place())
+                stack.enter_context(copied_buffers(others))
+                stack.enter_context(kept_generators(self.devices))
                 yield
         finally:
             self._shadowed = None
@@ -212,6 +217,11 @@ class SiteHooks:
             if site.incubating and not self.straight_through:
                 buffers[name] = self.own_buffers.get(name) or ShadowBuffers(self.model)
         self.own_buffers = buffers
+
+    @property
+    def in_place(self) -> set[str]:
+        """Slots whose submodule is still a part of the model."""
+        return {hook.slot for _, _, hook in hooks_of(self.model) if hook.growth is self}
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -367,7 +377,7 @@ def _let_rest(hooks: SiteHooks) -> None:
 
 @contextmanager
 def aside(hooks: SiteHooks) -> Iterator[None]:
-    """Lets passes run that are no training: no seed learns in them, nothing is noted, and buffers are copies."""
+    """Lets passes run that are no training: no seed learns in them, nothing is noted, and no state stays."""
     passes = hooks.passes
     noted = passes.last, passes.samples, hooks.learned, hooks._fresh
     hooks.learned = set()
@@ -376,7 +386,7 @@ def aside(hooks: SiteHooks) -> Iterator[None]:
     passes.shadow = True
     seeds = [site.seed for site in hooks.sites.values() if site.seed is not None]
     try:
-        with ShadowBuffers(hooks.model).in_place(), copied_buffers(seeds), kept_generators(hooks.devices):
+        with kept_state(hooks.model), copied_buffers(seeds), kept_generators(hooks.devices):
             yield
     finally:
         last, samples, learned, fresh = noted
