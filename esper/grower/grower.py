@@ -19,6 +19,7 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import (
     FORMAT,
+    arguments_of,
     asked,
     check_blueprints,
     check_incubation,
@@ -306,6 +307,7 @@ class Grower:
             "format": FORMAT,
             "epoch": self.epoch,
             "started": self.started,
+            "arguments": arguments_of(self),
             "log": None if self.log is None else self.log.state_dict(),
         }
         if self.env is not None:
@@ -321,7 +323,7 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        check_state(state, self.slots)
+        check_state(state, arguments_of(self))
         if state["started"]:
             self.config = resolved(self.config, self.horizon)
             self.started = True

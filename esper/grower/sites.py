@@ -444,9 +444,12 @@ def _move_along(hooks: SiteHooks) -> None:
 
 
 def _warn_of_loading(hooks: SiteHooks) -> None:
-    """Warns once of a state that was loaded into the model while seeds were on, which it does not hold."""
+    """Warns once of a state that was loaded into the model while seeds were on, which it does not hold.
+
+    Before the first pass, a loop that resumes loads the state that belongs to the Grower's.
+    """
     on = [name for name, site in hooks.sites.items() if site.on]
-    if on and not hooks.said_loading:
+    if on and hooks.passes.last is not None and not hooks.said_loading:
         hooks.said_loading = True
         warnings.warn(
             f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "

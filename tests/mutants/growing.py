@@ -177,7 +177,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "nothing is said of a state without the seeds that are on",
             "esper/grower/sites.py",
-            "    if on and not hooks.said_loading:\n",
+            "    if on and hooks.passes.last is not None and not hooks.said_loading:\n",
             "    if False:\n",
             "tests/grower/test_copies.py::test_a_state_that_is_loaded_while_seeds_are_on_is_said_once",
         ),
