@@ -83,7 +83,10 @@ def arguments_of(grower: Grower) -> dict[str, Any]:
     }
 
 
-def check_state(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def check_state(
+    state: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> None:
     """Raises ConfigError for the state of a Grower that was made with other ``arguments``."""
     if state.get("format") != FORMAT:
         raise ConfigError(
@@ -91,7 +94,10 @@ def check_state(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
             "saved it, or start again"
         )
     saved = state["arguments"]
-    others = [f"{name}={saved[name]!r}, not {value!r}" for name, value in arguments.items() if saved[name] != value]
+    others = []
+    for name, value in arguments.items():
+        if saved[name] != value:
+            others.append(f"{name}={saved[name]!r}, not {value!r}")
     if others:
         raise ConfigError(f"the state is that of a Grower with {'; '.join(others)}: make this one with equal arguments")
 

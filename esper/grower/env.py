@@ -22,6 +22,7 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
 from esper.hosts.example import kept_state
 from esper.hosts.host import kept_modes
+from esper.hosts.seed_hook import hooks_of
 from esper.ops.torch_state import kept_generators
 from esper.telemetry.event import Event
 from esper.telemetry.score import ScoreUnit
@@ -88,7 +89,8 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
     if untaught:
         where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
         cause = "the loss does not depend on the output of its submodule, or backward(inputs=...) leaves seeds out"
-        if not hooks.in_place.issuperset(untaught):
+        present = {hook.slot for _, _, hook in hooks_of(hooks.model) if hook.growth is hooks}
+        if not present.issuperset(untaught):
             cause = "its submodule was replaced while the model grew: put the former one back"
         elif not hooks.learned.issuperset(untaught):
             cause = "its submodule ran without gradients: take it out of torch.no_grad()"

@@ -173,7 +173,11 @@ class GradStash:
             parameter.grad = gradient
         self._gradients.clear()
 
-    def add_to(self, other: GradStash, stashed: Collection[Tensor] | None = None) -> None:
+    def add_to(
+        self,
+        other: GradStash,
+        stashed: Collection[Tensor] | None = None,
+    ) -> None:
         """Moves the gradients of ``stashed`` parameters, None: all, to ``other``, and adds the others to ``grad``."""
         for parameter, gradient in self._gradients.items():
             if stashed is None or parameter in stashed:
@@ -211,14 +215,23 @@ class EarlierGradients:
     def get(self, parameter: Tensor) -> Tensor | None:
         return self._stash.get(parameter)
 
-    def take(self, parameters: Iterable[Tensor], stash: GradStash, model: nn.Module, host: Collection[Tensor]) -> None:
+    def take(
+        self,
+        parameters: Iterable[Tensor],
+        stash: GradStash,
+        model: nn.Module,
+        host: Collection[Tensor],
+    ) -> None:
         """Takes the gradients of ``parameters`` and those in ``stash``, beside those of the ``host`` in the ``model``.
 
         Its first parameter with a gradient tells: the backward pass reaches that after the seeds.
         """
         held = set(host)
-        first = [parameter for parameter in model.parameters() if parameter in held]
-        self._witness = next(parameter for parameter in (*first, *host) if has_gradient(parameter))
+        for parameter in (*model.parameters(), *host):
+            if parameter in held and has_gradient(parameter):
+                self._witness = parameter
+                break
+        assert self._witness is not None
         self._gradient = self._witness.grad
         for parameter in parameters:
             self._stash.take(parameter)

@@ -28,7 +28,6 @@ from esper.hosts.seed_hook import (
     COPIES,
     SeedHook,
     free_name,
-    hooks_of,
     register,
     rest,
     unregister,
@@ -190,11 +189,12 @@ class SiteHooks:
         self._shadowed = name
         self.passes.shadow = True
         try:
-            with ExitStack() as stack:
-                stack.enter_context(kept_attributes(self.model))
-                stack.enter_context(self.own_buffers[name].in_place())
-                stack.enter_context(copied_buffers(others))
-                stack.enter_context(kept_generators(self.devices))
+            with (
+                kept_attributes(self.model),
+                self.own_buffers[name].in_place(),
+                copied_buffers(others),
+                kept_generators(self.devices),
+            ):
                 yield
         finally:
             self._shadowed = None
@@ -217,11 +217,6 @@ class SiteHooks:
             if site.incubating and not self.straight_through:
                 buffers[name] = self.own_buffers.get(name) or ShadowBuffers(self.model)
         self.own_buffers = buffers
-
-    @property
-    def in_place(self) -> set[str]:
-        """Slots whose submodule is still a part of the model."""
-        return {hook.slot for _, _, hook in hooks_of(self.model) if hook.growth is self}
 
     @property
     def networks(self) -> list[nn.Module]:

@@ -145,7 +145,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 def kept_state(network: nn.Module) -> Iterator[None]:
     """Restores buffers and attributes of every module: a pass may count its calls, or keep a state for the next."""
     buffers = [(module, dict(module._buffers)) for module in network.modules()]
-    values = [_Value(buffer) for buffer in network.buffers() if not buffer.is_inference()]
+    contents = _Contents()
+    for buffer in network.buffers():
+        contents.note(buffer)
     try:
         with kept_attributes(network):
             yield
@@ -153,8 +155,7 @@ def kept_state(network: nn.Module) -> Iterator[None]:
         for module, present in buffers:
             module._buffers.clear()
             module._buffers.update(present)
-        for value in values:
-            value.restore()
+        contents.restore()
 
 
 @contextmanager
@@ -181,9 +182,25 @@ def kept_attributes(network: nn.Module) -> Iterator[None]:
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of each module, such as its hooks, which may come and go in a pass."""
-_CHANGING = (list, dict, set, deque, OrderedDict, defaultdict)
+_CHANGING = (
+    list,
+    dict,
+    set,
+    deque,
+    OrderedDict,
+    defaultdict,
+)
 """Containers whose contents change; exactly these, as others may do more than to contain."""
-_DATA = (*_CHANGING, tuple, Tensor, np.ndarray, int, float, str, type(None))
+_DATA = (
+    *_CHANGING,
+    tuple,
+    Tensor,
+    np.ndarray,
+    int,
+    float,
+    str,
+    type(None),
+)
 
 
 class _Contents:
@@ -208,7 +225,10 @@ class _Contents:
         elif kind in _CHANGING or isinstance(value, tuple):
             if kind in _CHANGING:
                 self._containers.append((value, copy.copy(value)))
-            for member in list(value.values() if isinstance(value, dict) else value):
+            members = value
+            if isinstance(value, dict):
+                members = value.values()
+            for member in list(members):
                 self.note(member)
         elif _is_data(value):
             self.note(vars(value))
@@ -229,7 +249,9 @@ class _Contents:
 def _is_data(value: Any) -> bool:
     """Whether an object, such as a counter, only holds data; others may be locked, shared or large."""
     held = getattr(value, "__dict__", None)
-    return type(held) is dict and not callable(value) and all(isinstance(member, _DATA) for member in held.values())
+    if type(held) is not dict or callable(value):
+        return False
+    return all(isinstance(member, _DATA) for member in held.values())
 
 
 class _Value:
@@ -299,8 +321,11 @@ def _members(output: object) -> Iterable[object]:
     if callable(output):  # a function, a class, a module
         return ()
     slots = getattr(type(output), "__slots__", ())
-    held = [getattr(output, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
-    return [*getattr(output, "__dict__", {}).values(), *held]
+    if isinstance(slots, str):
+        slots = (slots,)
+    members = list(getattr(output, "__dict__", {}).values())
+    members += [getattr(output, name, None) for name in slots]
+    return members
 
 
 def difference(

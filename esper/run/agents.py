@@ -294,7 +294,7 @@ class LearningAgent(Agent):
         for name, rounds in self.compared.items():
             compared[name] = {}
             for number, hosts in rounds.items():
-                compared[name][number] = [host.plain() for host in hosts]
+                compared[name][number] = list(map(HostResult.plain, hosts))
         return {
             "compared": compared,
             "ppo": self.ppo.state_dict(),

@@ -160,5 +160,7 @@ def test_the_width_of_a_layer() -> None:
 
 
 def test_a_number_is_no_site() -> None:
-    with pytest.raises(esper.ConfigError, match="returns a single number"):
+    with pytest.raises(
+        esper.ConfigError, match=r"of shape \(\); seeds need floating-point"
+    ):
         require_features("slot r0c0: loss", (torch.ones(2, 3).mean()))
