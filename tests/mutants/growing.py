@@ -218,7 +218,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "evaluate moves the random numbers of the host",
-            "esper/data/rng.py",
+            "esper/ops/torch_state.py",
             "        random.setstate(python)\n        np.random.set_state(numpy)",
             "        np.random.set_state(numpy)",
             "tests/grower/test_randomness.py::test_all_generators_are_restored_also_after_an_error",
