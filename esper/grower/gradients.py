@@ -230,9 +230,8 @@ class EarlierGradients:
         for parameter in (*model.parameters(), *host):
             if parameter in held and has_gradient(parameter):
                 self._witness = parameter
+                self._gradient = parameter.grad
                 break
-        assert self._witness is not None
-        self._gradient = self._witness.grad
         for parameter in parameters:
             self._stash.take(parameter)
         stash.add_to(self._stash)

@@ -338,10 +338,7 @@ class Grower:
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, saved: Mapping[str, Any] | None = None) -> LoopEnv:
-        """Returns the env; the first call makes it, since sites are known only after a forward pass.
-
-        ``saved`` are the sizes with which a saved Grower began; None for a new one.
-        """
+        """Returns the env, which the first call makes, after a pass; ``saved``: the sizes that a saved Grower began with."""
         require_open(self.groups)
         if self.env is not None:
             return self.env

@@ -189,12 +189,8 @@ class SiteHooks:
         self._shadowed = name
         self.passes.shadow = True
         try:
-            with (
-                kept_attributes(self.model),
-                self.own_buffers[name].in_place(),
-                copied_buffers(others),
-                kept_generators(self.devices),
-            ):
+            own = self.own_buffers[name]
+            with kept_attributes(self.model), own.in_place(), copied_buffers(others), kept_generators(self.devices):
                 yield
         finally:
             self._shadowed = None
