@@ -338,7 +338,7 @@ class Grower:
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, saved: Mapping[str, Any] | None = None) -> LoopEnv:
-        """Returns the env, which the first call makes, after a pass; ``saved``: the sizes that a saved Grower began with."""
+        """Returns the env, made by the first call, after a pass; ``saved``: sizes that a saved Grower began with."""
         require_open(self.groups)
         if self.env is not None:
             return self.env

@@ -361,7 +361,7 @@ class SeedGroups:
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Prepares a step. Returns its arguments with another closure, if it has one."""
-        self._follow_rates()
+        _follow_rates(self)
         if self.closed:
             return None
         if not self._scheduled:
@@ -422,37 +422,39 @@ class SeedGroups:
         self._earlier.drop()
         _clear(self._on())
 
-    def _follow_rates(self) -> None:
-        if not self._parameters:  # no seed is there, and a loop has no time to lose
-            return
-        for name, group in self.groups.items():
-            leader = self._matcher.group(name)
-            if leader["lr"] is not None:
-                _set_rate(group, self.options.rate(leader["lr"], self.ages[name]))
-            group.update({key: leader[key] for key in self._followed[name] if key in leader})
-
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         self._backward.check()
         self.ranks.check()
         self._settle()
         if self.learning or self._stash:
-            self._take_those_of_seeds(optimizer)
+            _take_those_of_seeds(self, optimizer)
 
-    @torch.no_grad()
-    def _take_those_of_seeds(self, optimizer: Any) -> None:
-        scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
-        self._stash.hand_back(unscaling(scaler, optimizer))
-        if self.gradient_stats is None or not self.learning:
-            return  # the host's statistics are read beside those of a seed only
-        seeds = [self._parameters[name] for name in self.learning]
-        self.ranks.average(list(chain.from_iterable(seeds)))
-        for name, parameters in zip(self.learning, seeds, strict=True):
-            if any(p.grad is not None for p in parameters):
-                self._reached.add(name)
-        scale = getattr(optimizer, "grad_scale", None)
-        for skipped in clip_seeds([self.host, *seeds], self.gradient_stats, self.config, scale, scaler is not None):
-            _clear(seeds[skipped - 1])
+
+def _follow_rates(seeds: SeedGroups) -> None:
+    if not seeds._parameters:  # no seed is there, and a loop has no time to lose
+        return
+    for name, group in seeds.groups.items():
+        leader = seeds._matcher.group(name)
+        if leader["lr"] is not None:
+            _set_rate(group, seeds.options.rate(leader["lr"], seeds.ages[name]))
+        group.update({key: leader[key] for key in seeds._followed[name] if key in leader})
+
+
+@torch.no_grad()
+def _take_those_of_seeds(groups: SeedGroups, optimizer: Any) -> None:
+    scaler = scaler_of_step(groups.scaler, optimizer, groups.optimizer)
+    groups._stash.hand_back(unscaling(scaler, optimizer))
+    if groups.gradient_stats is None or not groups.learning:
+        return  # the host's statistics are read beside those of a seed only
+    seeds = [groups._parameters[name] for name in groups.learning]
+    groups.ranks.average(list(chain.from_iterable(seeds)))
+    for name, parameters in zip(groups.learning, seeds, strict=True):
+        if any(p.grad is not None for p in parameters):
+            groups._reached.add(name)
+    scale = getattr(optimizer, "grad_scale", None)
+    for skipped in clip_seeds([groups.host, *seeds], groups.gradient_stats, groups.config, scale, scaler is not None):
+        _clear(seeds[skipped - 1])
 
 
 def first_rate(optimizer: Optimizer) -> float:
