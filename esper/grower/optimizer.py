@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import BackwardWatch, EarlierGradients, GradStash, Ranks, clip_seeds, has_gradient
+from esper.grower.gradients import BackwardWatch, GradStash, Ranks, clip_seeds, measurable
 from esper.grower.stepping import (
     SLOT,
     Group,
@@ -192,7 +192,6 @@ class SeedGroups:
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         require_groups_apart(self.optimizer)
-        self._model = model
         self._backward = BackwardWatch(model)
         self._labels = label_slots(self.optimizer, self, paths)
         self._matcher = ParamGroupMatcher(model, paths, self.optimizer)
@@ -200,7 +199,6 @@ class SeedGroups:
         self._beside: frozenset[str] = frozenset()
         self._reached: set[str] = set()
         self._stash = GradStash()
-        self._earlier = EarlierGradients()
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
         self._followed: dict[str, tuple[str, ...]] = {}
@@ -274,7 +272,6 @@ class SeedGroups:
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
             self._stash.drop([parameter])
-            self._earlier.drop([parameter])
         for handle in self._handles.pop(name):
             handle.remove()
 
@@ -298,7 +295,6 @@ class SeedGroups:
                     parameter.grad = None
             if name not in self._beside:
                 self._stash.drop(parameters)
-                self._earlier.drop(parameters)
         if self.gradient_stats is not None:
             self.gradient_stats.restart((HOST, *self.learning))
 
@@ -306,12 +302,10 @@ class SeedGroups:
         """Returns the gradient of a seed's parameter so far, wherever it is kept."""
         if parameter.grad is not None:
             return parameter.grad
-        stashed = self._stash.get(parameter)
-        return self._earlier.get(parameter) if stashed is None else stashed
+        return self._stash.get(parameter)
 
     def stash(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
-        self._settle()
         if not self._early and _is_cleared(self.host):
             self.forget_gradients()
             self._early = True
@@ -320,26 +314,12 @@ class SeedGroups:
     def begin_pass(self) -> None:
         """Forgets gradients of seeds if the loop has cleared the host's; call it before each training pass.
 
-        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it. Those that the
-        loop has not cleared yet are kept aside until the backward pass.
+        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
         """
-        on = self._on()
-        waiting = self._stash or any(p.grad is not None for p in on)
-        if waiting and not self._early:
-            if _is_cleared(self.host):
-                self.forget_gradients()
-            elif torch.is_grad_enabled():
-                self._earlier.take(on, self._stash, self._model, self.host)
+        waiting = self._stash or any(p.grad is not None for p in self._on())
+        if waiting and not self._early and _is_cleared(self.host):
+            self.forget_gradients()
         self._early = False
-
-    def _settle(self) -> None:
-        """Adds the gradients from before the present pass to those of seeds, unless the loop has cleared the host's."""
-        if not self._earlier:
-            return
-        beside = set()
-        for name in self._beside:
-            beside.update(self._parameters[name])
-        self._earlier.settle().add_to(self._stash, beside)
 
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
@@ -347,7 +327,6 @@ class SeedGroups:
         free_labels(self.optimizer, self)
         self._backward.stop()
         self._stash.drop()
-        self._earlier.drop()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -355,13 +334,12 @@ class SeedGroups:
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Autograd has added to a parameter's gradient."""
-        self._settle()
         if name in self._beside:
             self._stash.take(parameter)
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Prepares a step. Returns its arguments with another closure, if it has one."""
-        _follow_rates(self)
+        self._follow_rates()
         if self.closed:
             return None
         if not self._scheduled:
@@ -419,42 +397,38 @@ class SeedGroups:
 
     def forget_gradients(self) -> None:
         self._stash.drop()
-        self._earlier.drop()
         _clear(self._on())
+
+    def _follow_rates(self) -> None:
+        if not self._parameters:  # no seed is there, and a loop has no time to lose
+            return
+        for name, group in self.groups.items():
+            leader = self._matcher.group(name)
+            if leader["lr"] is not None:
+                _set_rate(group, self.options.rate(leader["lr"], self.ages[name]))
+            group.update({key: leader[key] for key in self._followed[name] if key in leader})
 
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         self._backward.check()
         self.ranks.check()
-        self._settle()
         if self.learning or self._stash:
-            _take_those_of_seeds(self, optimizer)
+            self._take_those_of_seeds(optimizer)
 
-
-def _follow_rates(seeds: SeedGroups) -> None:
-    if not seeds._parameters:  # no seed is there, and a loop has no time to lose
-        return
-    for name, group in seeds.groups.items():
-        leader = seeds._matcher.group(name)
-        if leader["lr"] is not None:
-            _set_rate(group, seeds.options.rate(leader["lr"], seeds.ages[name]))
-        group.update({key: leader[key] for key in seeds._followed[name] if key in leader})
-
-
-@torch.no_grad()
-def _take_those_of_seeds(groups: SeedGroups, optimizer: Any) -> None:
-    scaler = scaler_of_step(groups.scaler, optimizer, groups.optimizer)
-    groups._stash.hand_back(unscaling(scaler, optimizer))
-    if groups.gradient_stats is None or not groups.learning:
-        return  # the host's statistics are read beside those of a seed only
-    seeds = [groups._parameters[name] for name in groups.learning]
-    groups.ranks.average(list(chain.from_iterable(seeds)))
-    for name, parameters in zip(groups.learning, seeds, strict=True):
-        if any(p.grad is not None for p in parameters):
-            groups._reached.add(name)
-    scale = getattr(optimizer, "grad_scale", None)
-    for skipped in clip_seeds([groups.host, *seeds], groups.gradient_stats, groups.config, scale, scaler is not None):
-        _clear(seeds[skipped - 1])
+    @torch.no_grad()
+    def _take_those_of_seeds(self, optimizer: Any) -> None:
+        scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
+        self._stash.hand_back(unscaling(scaler, optimizer))
+        if self.gradient_stats is None or not self.learning:
+            return  # the host's statistics are read beside those of a seed only
+        seeds = [self._parameters[name] for name in self.learning]
+        self.ranks.average(list(chain.from_iterable(seeds)))
+        for name, parameters in zip(self.learning, seeds, strict=True):
+            if any(p.grad is not None for p in parameters):
+                self._reached.add(name)
+        scale = getattr(optimizer, "grad_scale", None)
+        for skipped in clip_seeds([self.host, *seeds], self.gradient_stats, self.config, scale, scaler is not None):
+            _clear(seeds[skipped - 1])
 
 
 def first_rate(optimizer: Optimizer) -> float:
@@ -486,10 +460,18 @@ def _is_cleared(host: Collection[Tensor]) -> bool:
     for parameter in host:
         if not parameter.requires_grad:
             continue
-        if has_gradient(parameter):
+        if _has_gradient(parameter):
             return False
         trained = True
     return trained
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
+    if parameter.grad is None:
+        return False
+    values = measurable(parameter.grad)
+    return values is None or bool(values.any())
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:
