@@ -197,9 +197,8 @@ class HostTraining:
     ) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
 
-        ``leading`` is that of ``Seed``.
-
-        Raises GerminationFailed without changing the site, and ValueError for a site that has a seed.
+        ``leading`` is that of ``Seed``. Raises GerminationFailed without changing the site, and ValueError for a site
+        that has a seed.
         """
         if site.seed is not None:
             raise ValueError(f"{site.name} has a seed")
