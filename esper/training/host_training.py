@@ -248,8 +248,7 @@ class HostTraining:
 
     def rate_rises(self, name: str) -> bool:
         """Whether the learning rate of the seed at a site still rises to ``task.seed_rate`` times the host's."""
-        rate = self.seed_rates.get(name)
-        return rate is not None and rate.rises(self.epoch - self.planted_at[name])
+        return name in self.seed_rates and self.seed_rates[name].rises(self.epoch - self.planted_at[name])
 
     def group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
         """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer.
