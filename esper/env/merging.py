@@ -52,7 +52,7 @@ class Merger:
         for s in np.flatnonzero(due).tolist():
             site = sites[s]
             seed = site.planted
-            if seed is None or seed.stays or training.rate_rises(site.name):
+            if seed is None or seed.stays or training._rate_rises(site.name):
                 continue
             before = self.sizes_of(training)
             reasons = merge_fossils(training, [site.name])

@@ -246,7 +246,7 @@ class HostTraining:
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
-    def rate_rises(self, name: str) -> bool:
+    def _rate_rises(self, name: str) -> bool:
         """Whether the learning rate of the seed at a site still rises to ``task.seed_rate`` times the host's."""
         return name in self.seed_rates and self.seed_rates[name].rises(self.epoch - self.planted_at[name])
 

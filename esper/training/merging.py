@@ -61,7 +61,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
         )
         if site.name not in slots:
             stay[site.name] = "it is not to be merged"
-        elif training.config.task.seed_rate != 1 or training.rate_rises(site.name):
+        elif training.config.task.seed_rate != 1 or training._rate_rises(site.name):
             stay[site.name] = "its learning rate is not that of its host"
         elif raises_rank(site.planted.blueprint.name, site.place.layers):
             adapted[site.name] = site.place.layers[0]
