@@ -16,7 +16,7 @@ from esper.env.catalog import BlueprintCatalog
 from esper.hosts.host import Host
 from esper.hosts.widen import shapes_of
 from esper.training.host_training import HostTraining
-from esper.training.merging import merge_fossils, release, removable_units
+from esper.training.merging import merge_fossils, rate_rises, release, removable_units
 from esper.training.rng import seeded
 
 
@@ -52,7 +52,7 @@ class Merger:
         for s in np.flatnonzero(due).tolist():
             site = sites[s]
             seed = site.planted
-            if seed is None or seed.stays or training._rate_rises(site.name):
+            if seed is None or seed.stays or rate_rises(training, site.name):
                 continue
             before = self.sizes_of(training)
             reasons = merge_fossils(training, [site.name])

@@ -246,10 +246,6 @@ class HostTraining:
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
-    def _rate_rises(self, name: str) -> bool:
-        """Whether the learning rate of the seed at a site still rises to ``task.seed_rate`` times the host's."""
-        return name in self.seed_rates and self.seed_rates[name].rises(self.epoch - self.planted_at[name])
-
     def group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
         """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer.
 

@@ -35,6 +35,12 @@ MERGES = (CNNHost, GraftedHost, TransformerHost)
 """Hosts whose layers take up seeds while they train."""
 
 
+def rate_rises(training: HostTraining, slot: str) -> bool:
+    """Whether the learning rate of the seed in a slot still rises to ``task.seed_rate`` times the host's."""
+    rate = training.seed_rates.get(slot)
+    return rate is not None and rate.rises(training.epoch - training.planted_at[slot])
+
+
 def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, str]:
     """Merges the fossils in ``slots`` into the layers of their host, with the state of their optimizers.
 
@@ -61,7 +67,7 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
         )
         if site.name not in slots:
             stay[site.name] = "it is not to be merged"
-        elif training.config.task.seed_rate != 1 or training._rate_rises(site.name):
+        elif training.config.task.seed_rate != 1 or rate_rises(training, site.name):
             stay[site.name] = "its learning rate is not that of its host"
         elif raises_rank(site.planted.blueprint.name, site.place.layers):
             adapted[site.name] = site.place.layers[0]
