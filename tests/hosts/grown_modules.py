@@ -47,18 +47,18 @@ def without_esper(network: nn.Module) -> bool:
 
 
 def linear(layer: nn.Linear) -> nn.Module:
+    """The layer itself."""
     return layer
 
 
 def conv1d(layer: nn.Linear) -> nn.Module:
-    """GPT-2's transposed layer of these weights."""
+    """GPT-2's transposed layer with the weights of ``layer``; skips the test without transformers."""
     utils = pytest.importorskip("transformers.pytorch_utils")
     transposed: nn.Module = utils.Conv1D(layer.out_features, layer.in_features)
-    state = {"weight": layer.weight.T, "bias": layer.bias}
-    transposed.load_state_dict(state)
+    transposed.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
     return transposed
 
 
 Kind = Callable[[nn.Linear], nn.Module]
 KINDS: list[Kind] = [linear, conv1d]
-"""Linear layers of each kind, made of an ordinary one."""
+"""Makers of each kind of linear layer from an ordinary one; they compute the same."""
