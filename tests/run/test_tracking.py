@@ -36,8 +36,8 @@ from tests.run.run_helpers import (
     same_results,
     stable_log,
     stop,
+    stopped,
     tiny,
-    within_round,
 )
 from tests.selection import slow_except
 from tests.telemetry.sample_events import CLEANRL
@@ -283,15 +283,16 @@ def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(
     assert rest == unwarned.stable()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(
     tmp_path: Path,
 ) -> None:
     config = learning(
-        ppo={"learning_rate": 0.5, "update_epochs": 4, "n_minibatches": 4}
+        "planted",
+        n_envs=16,
+        ppo={"learning_rate": 0.3, "update_epochs": 4, "n_minibatches": 4},
     )
     whole, recorder = play(config, tmp_path / "whole")
     assert any(isinstance(event, AnomalyDetected) for event in recorder.events)
-    play(config, tmp_path / "r", Does(within_round(2), stop))
+    stopped(config, tmp_path / "r", 6)
     Experiment.resume(tmp_path / "r").run()
     assert stable_log(tmp_path / "r") == stable_log(whole.folder)
