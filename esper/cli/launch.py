@@ -228,16 +228,20 @@ def fitting(config: TrainingConfig) -> int:
 
     There are at most as many as hosts. Raises ConfigError if a device cannot be used.
     """
-    from esper.data.names import ENV_ONLY
+    from esper.data.names import DRAWN, SIMULATED
     from esper.data.task import DataOptions, resolve
     from esper.data.tasks import load_task
+    from esper.env import varied
     from esper.files.system_info import check_devices
     from esper.training.execution.cores import usable_cores
 
     devices = check_devices(config.run.device)
-    if config.task.name in ENV_ONLY:
+    if config.task.name in SIMULATED:
         return 1  # such hosts are not spread
-    hosts = resolve(config, load_task(config.task.name, DataOptions.of(config.task))).env.n_envs
+    if config.task.name in DRAWN:
+        hosts = varied.resolve(config).env.n_envs
+    else:
+        hosts = resolve(config, load_task(config.task.name, DataOptions.of(config.task))).env.n_envs
     return min(usable_cores() if devices[0].type == "cpu" else len(devices), hosts)
 
 

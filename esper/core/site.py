@@ -76,7 +76,6 @@ class Site:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.name = place.name
-        self._sizes: dict[tuple[Blueprint, Place, tuple[torch.Size, ...]], int] = {}
         self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
         self.remove()
 
@@ -156,7 +155,7 @@ class Site:
         try:
             seed = seed_of(blueprint, style.operator, self.place, leading)
             size = sum(p.numel() for p in seed.body.parameters())
-            said = size if leading is not None else self._size(blueprint)
+            said = size if leading is not None else blueprint.size(self.place)
             seed.to(probe.h.device, torch.promote_types(probe.h.dtype, torch.float32))
             with torch.no_grad():
                 seed.eval()
@@ -185,16 +184,6 @@ class Site:
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)
         return self.planted
-
-    def _size(self, blueprint: Blueprint) -> int:
-        """Returns the number of parameters that ``blueprint`` says here, which may take as long as making a seed."""
-        shapes = []
-        for layer in (*self.place.layers, *self.place.group, *self.place.stack):
-            shapes += [parameter.shape for parameter in layer.parameters()]
-        key = (blueprint, self.place, tuple(shapes))  # layers grow, and the next host is small again
-        if key not in self._sizes:
-            self._sizes[key] = blueprint.size(self.place)
-        return self._sizes[key]
 
 
 def guard_group_norm(module: nn.Module) -> None:

@@ -234,14 +234,8 @@ class Governance:
         slots = state.slots
         # Clocks have not moved yet. A seed that was kept when it was planted has no age.
         fossilized = slots.fossil[row] & (slots.epochs_in_stage[row] == 0) & (slots.age[row] > 0)
-        record, measured, grown = self._present(state)
-        governor.snapshot_if_due(
-            self.host,
-            record,
-            measured,
-            bool(fossilized.any()),
-            grown,
-        )
+        if governor.snapshot_due(self.host.epoch, bool(fossilized.any())):
+            governor.take_snapshot(self.host, *self._present(state))
 
     def _present(
         self,

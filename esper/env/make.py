@@ -63,11 +63,15 @@ class EnvMaker:
         ``ranks`` that outnumber the hosts.
         """
         if task is None and config.task.name in ENV_ONLY:
+            _refuse_unread(config)
+            if config.task.name == varied.NAME:
+                drawn = varied.resolve(config)
+                if ranks is not None:
+                    ranks.check(drawn.env.n_envs)
+                return cls(drawn, None, ranks)
             if ranks is not None:
                 raise ConfigError(f"the hosts of {config.task.name} are in one process, and not spread over ranks")
-            _refuse_unread(config)
-            module = planted if config.task.name == planted.NAME else varied
-            return cls(module.resolve(config), None)
+            return cls(planted.resolve(config), None)
         config = config.with_values(run={"device": chosen_devices(config.run.device)})
         if task is not None:
             config = config.with_values(task={"name": task.name})
@@ -133,7 +137,8 @@ class EnvMaker:
             config = config.with_values(env={"n_envs": n_envs})
         if self.task is None:
             if config.task.name == varied.NAME:
-                return VariedVectorEnv(config, None if emit is ignore else emit, autoreset_mode)
+                own_emit = None if emit is ignore else emit
+                return VariedVectorEnv(config, own_emit, autoreset_mode, ranks=self.ranks)
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
         return GrowthVectorEnv(
             self.task,

@@ -93,8 +93,8 @@ class Merger:
         removable = [removable_units(training, slot) for slot in self.catalog.spec.slots]
         return replace(self.sizes_of(training), removable=np.array(removable))
 
-    def sizes_of(self, training: HostTraining) -> Choices:
-        """Returns the sizes of a host and of its possible seeds; hosts with equal layers have the same."""
+    def sizes_of_new(self, training: HostTraining) -> Choices:
+        """Returns the sizes of the host as it was when it was new, and of its possible seeds."""
         config = training.config.env
         if self._first is None:
             with seeded(0):
@@ -108,12 +108,17 @@ class Merger:
                 config.at_once,
             )
             self._sizes[_shapes(new)] = self._first
+        return self._first
+
+    def sizes_of(self, training: HostTraining) -> Choices:
+        """Returns the sizes of a host and of its possible seeds; hosts with equal layers have the same."""
+        first = self.sizes_of_new(training)
         shapes = _shapes(training.host)
         if shapes not in self._sizes:
             self._sizes[shapes] = self.catalog.grown(
                 training.host,
                 training.sample,
-                self._first,
+                first,
             )
         return self._sizes[shapes]
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
-from esper.config.resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig, ResolvedConfig
 from esper.core.action import ActionSpec
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.slots import Bools, Floats, Ints, Slots
@@ -30,7 +30,7 @@ from esper.env.training_backend import TrainingBackend
 from esper.hosts.sizes import at_width
 from esper.telemetry.span import Spans
 from esper.training.execution.capabilities import bound_workspaces
-from esper.training.execution.ranks import RunRanks
+from esper.training.execution.ranks import Call, RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import host_state, load_host_state
@@ -41,8 +41,32 @@ Step = tuple[Any, Floats]
 """The result of a method, and the table of envs after it."""
 
 
-class RankHosts(TrainingBackend):
-    """One group of hosts of a rank other than the first, with the state of their envs as rank 0 sent it last.
+class RankGroup(TrainingBackend):
+    """Some hosts of a rank other than the first, with the state of their envs as rank 0 sent it last."""
+
+    state: EnvState
+
+    def follow(
+        self,
+        table: Floats,
+        methods: Sequence[Callable[..., Any]],
+        *arguments: Any,
+    ) -> list[Step]:
+        """Calls methods of the backend in turn, with ``arguments`` and the state of which ``table`` is."""
+        rows = slice(0, len(self.hosts))
+        write_table(self.state, rows, table)
+        steps = []
+        for method in methods:
+            result = method(self, *arguments, self.state)
+            steps.append((result, table_of(self.state, rows)))
+        return steps
+
+    def host_state(self, row: int) -> Any:
+        return host_state(self.hosts[row].training)
+
+
+class RankHosts(RankGroup):
+    """Hosts of one task.
 
     Args:
         task: what the hosts are trained on.
@@ -74,24 +98,6 @@ class RankHosts(TrainingBackend):
             executor.close()
             raise
 
-    def follow(
-        self,
-        table: Floats,
-        methods: Sequence[Callable[..., Any]],
-        *arguments: Any,
-    ) -> list[Step]:
-        """Calls methods of the backend in turn, with ``arguments`` and the state of which ``table`` is."""
-        rows = slice(0, len(self.hosts))
-        write_table(self.state, rows, table)
-        steps = []
-        for method in methods:
-            result = method(self, *arguments, self.state)
-            steps.append((result, table_of(self.state, rows)))
-        return steps
-
-    def host_state(self, row: int) -> Any:
-        return host_state(self.hosts[row].training)
-
 
 class RankServer:
     """Makes and keeps the groups of hosts of one rank. Rank 0 calls its methods.
@@ -103,7 +109,7 @@ class RankServer:
     def __init__(self, ranks: RunRanks, task: Task | None = None) -> None:
         self.ranks = ranks
         self.task = task
-        self.groups: dict[int, RankHosts] = {}
+        self.groups: dict[int, RankGroup] = {}
         self.tasks: dict[tuple[str, str, str], Task] = {}
         """The tasks in use, by name, start and device."""
 
@@ -152,7 +158,7 @@ class RankServer:
         method: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
-        """Calls a method of :class:`RankHosts` on the group ``name``."""
+        """Calls a method of :class:`RankGroup` on the group ``name``."""
         return method(self.groups[name], *arguments)
 
     def close(self, name: int) -> None:
@@ -199,7 +205,7 @@ class RankedBackend(Backend):
         self,
         ranks: RunRanks,
         local: TrainingBackend,
-        config: HostTrainingConfig,
+        config: ResolvedConfig,
         indices: range,
     ) -> None:
         self.ranks = ranks
@@ -220,10 +226,18 @@ class RankedBackend(Backend):
 
         calls = {}
         for rank, rows in self.shares.items():
-            of_rank = tuple(indices[rows])
-            calls[rank] = (RankServer.make, self.name, config, local.catalog.spec, of_rank, local.governed)
+            calls[rank] = self._making(indices[rows], rows, config)
         ranks.start(calls)
         ranks.finish()
+
+    def _making(
+        self,
+        indices: Sequence[int],
+        rows: slice,
+        config: ResolvedConfig,
+    ) -> Call:
+        """Returns the call that makes the hosts of a rank, which have these env indices."""
+        return RankServer.make, self.name, config, self.local.catalog.spec, tuple(indices), self.local.governed
 
     def reset(
         self,
@@ -285,7 +299,7 @@ class RankedBackend(Backend):
 
     def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
         methods = [TrainingBackend.merge]
-        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, due[rows]), due)
+        self._start(RankGroup.follow, lambda rows: (table_of(state, rows), methods, due[rows]), due)
         merges = self.local.merge(due[self.mine], state)
         for rank, ((of_rank, _),) in self.ranks.finish().items():
             for row, merge in of_rank.items():
@@ -294,7 +308,7 @@ class RankedBackend(Backend):
 
     def rebase(self, where: Bools, state: EnvState) -> None:
         methods = [TrainingBackend.rebase]
-        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, where[rows]), where)
+        self._start(RankGroup.follow, lambda rows: (table_of(state, rows), methods, where[rows]), where)
         self.local.rebase(where[self.mine], state)
         self.ranks.finish()
 
@@ -307,7 +321,7 @@ class RankedBackend(Backend):
 
     def test_accuracy(self, state: EnvState) -> Floats:
         methods = [TrainingBackend.test_accuracy]
-        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods))
+        self._start(RankGroup.follow, lambda rows: (table_of(state, rows), methods))
         accuracies = [self.local.test_accuracy(state)]
         for ((accuracy, _),) in self.ranks.finish().values():
             accuracies.append(accuracy)
@@ -316,7 +330,7 @@ class RankedBackend(Backend):
     def final_scores(self, env: int) -> FinalScores:
         if env < self.mine.stop:
             return self.local.final_scores(env)
-        scores: FinalScores = _of(self, env, RankHosts.final_scores)
+        scores: FinalScores = _of(self, env, RankGroup.final_scores)
         return scores
 
     def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
@@ -330,7 +344,7 @@ class RankedBackend(Backend):
         if len(saved) != self.count:
             raise ValueError(f"it has {len(saved)} hosts, not {self.count}")
         methods = [TrainingBackend.load_state_dict]
-        self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, saved[rows]))
+        self._start(RankGroup.follow, lambda rows: (table_of(state, rows), methods, saved[rows]))
         self.local.load_state_dict(saved[self.mine], state)
         try:
             self.ranks.finish()
@@ -392,7 +406,7 @@ def copy_of(
 ) -> HostTraining:
     """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
     (training,) = make_trainings([task], [config], [env])
-    load_host_state(training, _of(hosts, env, RankHosts.host_state), hosts.local.catalog.registry)
+    load_host_state(training, _of(hosts, env, RankGroup.host_state), hosts.local.catalog.registry)
     sites = [training.site_by_name[name] for name in hosts.local.catalog.spec.slots]
     assign_roles(training, sites, state.slots, env)
     return training
@@ -412,7 +426,7 @@ def _follow(
         hosts._sent[rows.start] = table  # what comes back is compared with it
         return table, methods, where[rows]
 
-    hosts._start(RankHosts.follow, arguments, where)
+    hosts._start(RankGroup.follow, arguments, where)
 
 
 def _of(

@@ -197,7 +197,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
                 reporter.epoch_ended(env, terms, float(rewards[env]), rules, self.backend.final_scores)
 
     def take_hosts(self, starting: Bools) -> None:
-        """Takes over the sizes of the new hosts of ``starting`` bool [E]."""
+        """Takes over the sizes of the hosts that the envs ``starting`` bool [E] are about to get."""
         self.offers.put(starting, self.choices)
 
     def test_accuracy(self) -> Floats:
@@ -375,8 +375,8 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     env.reward.reset(starting)
     for term in env.reward_terms.values():
         term[starting] = 0.0
-    env.loop.start(starting, env.run_seed)
     env.take_hosts(starting)
+    env.loop.start(starting, env.run_seed)
 
 
 def info_of(env: SlotVectorEnv, rules: EpisodeRules, idle: Bools) -> Info:

@@ -12,33 +12,23 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.config import ConfigError, Durations, TrainingConfig
-from esper.config.resolved import HostTrainingConfig, ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.core.action import SIZING, WIDENINGS, ActionSpec
-from esper.core.arrays import Bools, Floats, Ints
-from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.core.state import OF_FIRST, Baseline, Choices, EnvState, EpisodeRules, Setting
-from esper.data.task import Task
-from esper.data.task import resolve as resolve_task
-from esper.env.catalog import BlueprintCatalog
-from esper.env.merging import Merger
+from esper.core.arrays import Bools, Floats
+from esper.core.state import OF_FIRST, Baseline, EpisodeRules, Setting
+from esper.env.drawn_hosts import Contexts, DrawnHosts, RankedDrawnHosts
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.training_backend import TrainingBackend
-from esper.exam.context import VALIDATION, WIDEST, Context, Law, task_of
+from esper.exam.context import Context, Law
 from esper.exam.sources import IMAGES, load_source, made_names
 from esper.ops.torch_state import training_state
 from esper.telemetry.event import ContextDrawn, Event
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
-from esper.training.counterfactual import max_configurations
 from esper.training.execution.multi_gpu import AUTO, devices_of
-from esper.training.execution.tiers import make_executor, prepare_hosts
-from esper.training.host_trainer import HostTrainer
-from esper.training.host_training import HostTraining
-from esper.training.metrics import make_metrics
+from esper.training.execution.ranks import RunRanks
 from esper.training.rng import RngStream, derive_seed
 
 NAME = "varied"
@@ -112,161 +102,15 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
     return resolved
 
 
-class DrawnHosts(TrainingBackend):
-    """E hosts in training, each of the context of its episode.
-
-    A context depends on the run seed and on the number of its episode among those of all envs.
-    """
-
-    def __init__(
-        self,
-        law: Law,
-        config: ResolvedConfig,
-        registry: BlueprintRegistry,
-        spans: Spans,
-    ) -> None:
-        self.law = law
-        self.config = config
-        self.group = config.ppo.group or 1
-        """Number of envs in a row whose episodes are of one context."""
-        self.registry = registry
-        self.spec = ActionSpec(SLOTS, config.env.blueprints or BLUEPRINTS_OFFERED)
-        self._mergers: dict[tuple[Any, ...], Merger] = {}
-        envs = config.env.n_envs
-        self._totals = make_metrics(
-            envs,
-            torch.device("cpu"),
-            max_configurations(len(SLOTS)),
-            VALIDATION,
-        )
-        self.contexts = [self.context_of(config.run.seed, row, 0) for row in range(envs)]
-        """The context of each env's episode."""
-        hosts = [self._host(row) for row in range(envs)]
-        executor = make_executor(config.run, torch.device("cpu"))
-        self.execution = prepare_hosts(config.run, hosts, executor)
-        first = self._merger(hosts[0], self.contexts[0])
-        super().__init__(
-            HostTrainer(hosts[0].task, hosts, executor),
-            first.catalog,
-            spans,
-        )
-        # So they are in all hosts, also if the first one is too wide for some.
-        self.at_once = np.ones(len(self.spec.blueprints), dtype=np.bool_)
-        self.only_added = np.ones(len(self.spec.blueprints), dtype=np.bool_)
-        for row, host in enumerate(self.hosts):
-            host.merger = self._merger(host.training, self.contexts[row])
-
-    def context_of(
-        self,
-        run_seed: int,
-        row: int,
-        episode: int,
-    ) -> Context:
-        """Returns the context of an episode of env ``row``."""
-        number = (episode * self.config.env.n_envs + row) // self.group
-        seed = derive_seed(
-            run_seed,
-            0,
-            number,
-            RngStream.CONTEXT,
-        )
-        rng = np.random.default_rng(seed)
-        return self.law.draw(rng)
-
-    def sizes_of(self, row: int) -> Choices:
-        """Returns the sizes of the new host of an env, and of its possible seeds."""
-        host = self.hosts[row]
-        return host.merger.sizes_of(host.training)
-
-    def setting_of(self, row: int) -> Setting:
-        """Returns what is known of the training of an env's host."""
-        context = self.contexts[row]
-        training = self.hosts[row].training
-        source = load_source(context.source)
-        return Setting(
-            samples=context.samples,
-            updates=context.samples // training.config.task.batch_size,
-            inputs=source.x[0].size,
-            classes=source.classes,
-            learning_rate=training.config.task.learning_rate,
-            price=context.price,
-        )
-
-    def reset(
-        self,
-        starting: Bools,
-        run_seed: int,
-        episodes: Ints,
-    ) -> None:
-        for row in np.flatnonzero(starting).tolist():
-            self._draw(row, self.context_of(run_seed, row, int(episodes[row])))
-        super().reset(starting, run_seed, episodes)
-
-    def state_dict(self) -> Any:
-        return {
-            "contexts": [asdict(context) for context in self.contexts],
-            "hosts": super().state_dict(),
-        }
-
-    def take_contexts(self, saved: Any) -> None:
-        """Makes new hosts of the contexts in ``saved``."""
-        for row, context in enumerate(saved["contexts"]):
-            self._draw(row, Context(**context))
-
-    def load_state_dict(self, saved: Any, state: EnvState) -> None:
-        super().load_state_dict(saved["hosts"], state)
-
-    def _draw(self, row: int, context: Context) -> None:
-        """Makes the host of ``context`` that of env ``row``."""
-        if context == self.contexts[row]:
-            return
-        self.contexts[row] = context
-        training = self._host(row)
-        self.trainer.replace(row, training)
-        self.hosts[row] = self.host_of(training, row, self._merger(training, context))
-
-    def _host(self, row: int) -> HostTraining:
-        task = task_of(self.contexts[row])
-        return HostTraining(row, task, self._config_of(task), self._totals[row])
-
-    def _config_of(self, task: Task) -> HostTrainingConfig:
-        """Returns the config of one env, with what the task says."""
-        of_task = {
-            "episode_length": task.episode_length,
-            "slots": None,
-        }
-        config = self.config.with_values(env=of_task)
-        return resolve_task(config, task)
-
-    def _merger(self, training: HostTraining, context: Context) -> Merger:
-        """Returns what knows the sizes of hosts of this architecture."""
-        source = load_source(context.source)
-        key = (context.width, source.classes, source.x[0].shape)
-        if key not in self._mergers:
-            host = training.host
-            widest = WIDEST[context.topology]
-            if source.images:
-                widest *= 2  # the second block has twice the width of the first one
-            self._mergers[key] = Merger(
-                BlueprintCatalog(
-                    host.topology,
-                    host.sites,
-                    self.registry,
-                    self.spec,
-                    widest,
-                )
-            )
-        return self._mergers[key]
-
-
 class VariedVectorEnv(SlotVectorEnv):
     """Hosts of contexts that are drawn for each episode from ``law``; see GrowthVectorEnv for the API.
 
-    The score of an episode is its return: accuracy minus the price of what was grown, pp.
+    The score of an episode is its return: accuracy minus the price of what was grown, pp. ``ranks`` are those that
+    hosts are spread over; None: all train in this process.
     """
 
     config: ResolvedConfig
-    backend: DrawnHosts
+    backend: DrawnHosts | RankedDrawnHosts
 
     @training_state()
     def __init__(
@@ -275,17 +119,36 @@ class VariedVectorEnv(SlotVectorEnv):
         emit: Callable[[Event], None] | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         law: Law | None = None,
+        ranks: RunRanks | None = None,
     ) -> None:
-        law = law or LAW
-        config = resolve(config or TrainingConfig(), law)
-        spans = Spans(marks=config.telemetry.debug)
-        backend = DrawnHosts(law, config, BLUEPRINTS.copy(), spans)
+        self.law = law or LAW
+        config = resolve(config or TrainingConfig(), self.law)
         envs = config.env.n_envs
-        first = backend.sizes_of(0)
+        self.group = config.ppo.group or 1
+        """Number of envs in a row whose episodes are of one context."""
+        self.num_envs = envs
+        self.contexts: Contexts = np.empty(envs, dtype=object)
+        """The context of each env's episode."""
+        for row in range(envs):
+            self.contexts[row] = self.context_of(config.run.seed, row, 0)
+        spec = ActionSpec(SLOTS, config.env.blueprints or BLUEPRINTS_OFFERED)
+        spans = Spans(marks=config.telemetry.debug)
+        mine = range(envs) if ranks is None else ranks.share(envs)
+        local = DrawnHosts(
+            self.contexts[mine.start : mine.stop],
+            mine,
+            config.run if ranks is None else ranks.own(config.run),
+            config,
+            spec,
+            spans,
+        )
+        self.execution = local.execution
+        backend = local if ranks is None else RankedDrawnHosts(ranks, local, self.contexts)
+        first = local.hosts[0].merger.sizes_of_new(local.hosts[0].training)
         zeros: dict[str, Any] = {field.name: np.zeros(envs) for field in fields(Setting)}
         super().__init__(
             config,
-            backend.spec,
+            spec,
             backend,
             spans,
             first,
@@ -295,7 +158,25 @@ class VariedVectorEnv(SlotVectorEnv):
         )
         self.choices = first.of_envs(envs, OF_FIRST)
         self.offers = first.of_envs(envs, OF_FIRST)
-        self.execution = backend.execution
+
+    def context_of(
+        self,
+        run_seed: int,
+        row: int,
+        episode: int,
+    ) -> Context:
+        """Returns the context of an episode of env ``row``.
+
+        It depends on the run seed and on the number of the episode among those of all envs.
+        """
+        number = (episode * self.num_envs + row) // self.group
+        seed = derive_seed(
+            run_seed,
+            0,
+            number,
+            RngStream.CONTEXT,
+        )
+        return self.law.draw(np.random.default_rng(seed))
 
     def prepare(self) -> EpisodeRules:
         if self.rules is None:
@@ -310,33 +191,36 @@ class VariedVectorEnv(SlotVectorEnv):
     ) -> None:
         super().configure(**decided)
         if learns is False:  # each episode that is judged is of another context
-            self.backend.group = 1
+            self.group = 1
 
     def take_hosts(self, starting: Bools) -> None:
         for row in np.flatnonzero(starting).tolist():
-            self._take(row)
-            self._report_context(row)
+            episode = int(self.state.episode[row]) + 1
+            self.contexts[row] = self.context_of(self.run_seed, row, episode)
+            self._report_context(row, episode)
+        self._draw(starting)
 
-    def _take(self, row: int) -> None:
-        """Takes over what is known of the new host of an env."""
-        sizes = self.backend.sizes_of(row)
-        self.choices.put(row, sizes, OF_FIRST)
-        self.offers.put(row, sizes, OF_FIRST)
-        epochs = self.backend.contexts[row].epochs
-        self.loop.horizons[row] = epochs
-        self.loop.plateau_epochs[row] = Durations.of(self.config, epochs).plateau_epochs
-        for name, value in asdict(self.backend.setting_of(row)).items():
-            getattr(self.setting, name)[row] = value
+    def _draw(self, where: Bools) -> None:
+        """Has the envs of ``where`` bool [E] get the hosts of their contexts, and takes over what is known of them."""
+        rows = np.flatnonzero(where).tolist()
+        for row, sizes in zip(rows, self.backend.draw(where, self.contexts), strict=True):
+            self.choices.put(row, sizes, OF_FIRST)
+            self.offers.put(row, sizes, OF_FIRST)
+            context = self.contexts[row]
+            self.loop.horizons[row] = context.epochs
+            self.loop.plateau_epochs[row] = Durations.of(self.config, context.epochs).plateau_epochs
+            for name, value in asdict(_setting_of(context)).items():
+                getattr(self.setting, name)[row] = value
 
-    def _report_context(self, row: int) -> None:
+    def _report_context(self, row: int, episode: int) -> None:
         if self.loop.reporter is None:
             return
-        context = self.backend.contexts[row]
+        context = self.contexts[row]
         with self.spans("telemetry"):
             self.loop.reporter.emit(
                 ContextDrawn(
                     env=row,
-                    episode=int(self.state.episode[row]),
+                    episode=episode,
                     source=context.source,
                     width=context.width,
                     samples=context.samples,
@@ -344,15 +228,19 @@ class VariedVectorEnv(SlotVectorEnv):
                     price=context.price,
                     noise=context.noise,
                     optimizer=context.optimizer,
-                    learning_rate=float(self.setting.learning_rate[row]),  # type: ignore[index]
+                    learning_rate=context.learning_rate,
                 )
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        contexts = [asdict(context) for context in self.contexts]
+        return {**super().state_dict(), "contexts": contexts}
+
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Any, Any]:
         self.prepare()
-        self.backend.take_contexts(state["hosts"])
-        for row in range(self.num_envs):
-            self._take(row)
+        for row, saved in enumerate(state["contexts"]):
+            self.contexts[row] = Context(**saved)
+        self._draw(np.ones(self.num_envs, dtype=np.bool_))
         return super().load_state_dict(state)
 
     def test_accuracy(self) -> Floats:
@@ -370,3 +258,16 @@ class VariedVectorEnv(SlotVectorEnv):
             final_loss_std=1.0,
             episodes=0,
         )
+
+
+def _setting_of(context: Context) -> Setting:
+    """Returns what is known of the training of a host of ``context``."""
+    source = load_source(context.source)
+    return Setting(
+        samples=context.samples,
+        updates=context.samples // context.batch_size,
+        inputs=source.x[0].size,
+        classes=source.classes,
+        learning_rate=context.learning_rate,
+        price=context.price,
+    )

@@ -60,6 +60,14 @@ class Context:
         return "cnn" if load_source(self.source).images else "mlp"
 
     @property
+    def learning_rate(self) -> float:
+        return RATES[self.topology, self.optimizer] * self.rate
+
+    @property
+    def batch_size(self) -> int:
+        return min(BATCH, self.samples)
+
+    @property
     def factors(self) -> tuple[int, ...]:
         """The multiples of the widths that are not too wide."""
         widest = WIDEST[self.topology]
@@ -232,10 +240,10 @@ def task_of(
         name=context.source,
         classes=source.classes,
         build_host=partial(_build, context, factor),
-        learning_rate=RATES[context.topology, context.optimizer] * context.rate,
+        learning_rate=context.learning_rate,
         optimizer=context.optimizer,
         weight_decay=1e-3 if context.optimizer == "adamw" else 1e-4,
-        batch_size=min(BATCH, context.samples),
+        batch_size=context.batch_size,
         n_envs=1,
         episode_length=context.epochs,
         at_once=True,

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints.source import Extensible
 from esper.hosts.container import GROWING, own_children
 
 
-class Gated(nn.Module):
-    """A gated module as a layer that grows by units, see ``esper.core.blueprints.source.Extensible``.
+class Gated(Extensible):
+    """A gated module as a layer that grows by units.
 
     Some of its linear layers compute its units, and one reads them. How units are computed is left to the module's own
     forward method.

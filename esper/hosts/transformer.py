@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.core.blueprints.source import Shrinkable
 from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, SiteSpan, Step
 from esper.hosts.inputs import Inputs
@@ -284,7 +285,7 @@ class Block(nn.Module):
         ]
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(Shrinkable):
     """Causal self-attention: [B, T, width] to the same shape; each token attends to itself and earlier ones.
 
     Heads have ``width / heads`` features, or ``head_width``.

@@ -171,26 +171,24 @@ class Governor:
             min(self.losses) + config.divergence_margin * chance,
         )
 
-    def snapshot_if_due(
+    def snapshot_due(self, epoch: int, fossilized: bool) -> bool:
+        """Returns whether the check found no anomaly, and a snapshot is due in ``epoch`` or a seed has just
+        fossilized."""
+        age = epoch - self._generations[0].epoch
+        due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
+        return due and not self.anomaly_pending
+
+    def take_snapshot(
         self,
         training: Restorable,
         record: ValidationRecord,
         measured: Mapping[str, Mapping[str, float]],
-        fossilized: bool,
         grown: Mapping[str, list[float]] = NOTHING,
-    ) -> bool:
-        """Takes a snapshot if the check found no anomaly, and one is due or a seed has just fossilized.
-
-        It keeps ``measured``, the measurements of each fossil, and what has ``grown``.
-        """
-        age = training.epoch - self._generations[0].epoch
-        due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
-        if self.anomaly_pending or not due:
-            return False
+    ) -> None:
+        """Takes a snapshot with ``measured``, the measurements of each fossil, and what has ``grown``."""
         self._generations.reverse()  # the memory of the older one is filled again
         self._generations[0].save(training, record, measured, grown)
         self._saved = min(2, self._saved + 1)
-        return True
 
     def rebase(
         self,

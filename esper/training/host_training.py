@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from esper.config.resolved import HostTrainingConfig, ResolvedTask
 from esper.config.task import Freeze
@@ -138,7 +139,8 @@ class HostTraining:
         self.germinations = 0
         with seeded(self._seed(RngStream.HOST)):
             fresh = self.task.build_host().to(self.device)
-            fresh.probe(self.sample)  # lazy layers get their weights here
+            if any(map(is_lazy, fresh.parameters())):
+                fresh.probe(self.sample)  # so they get their weights
         # Seeds of the last episode go; the pool keeps their memory.
         for site in self.sites:
             site.remove()

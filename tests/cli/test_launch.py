@@ -324,6 +324,11 @@ def test_simulated_hosts_have_one_process() -> None:
     assert fitting(TrainingConfig.parse({"task": {"name": "planted"}})) == 1
 
 
+def test_hosts_that_are_drawn_have_no_more_processes_than_there_are_hosts() -> None:
+    drawn = {"task": {"name": "varied"}, "env": {"n_envs": 1}}
+    assert fitting(TrainingConfig.parse(drawn)) == 1
+
+
 def test_a_restart_by_torchrun_that_would_hang_is_refused(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +340,27 @@ def test_a_restart_by_torchrun_that_would_hang_is_refused(
         2,
         True,
     )
+
+
+@pytest.mark.slow
+def test_several_processes_play_hosts_that_are_drawn_as_one_does(
+    tmp_path: Path,
+) -> None:
+    drawn = {
+        "run": {"rounds": 2, "evaluation_pairs": 3},
+        "task": {"name": "varied"},
+        "env": {"n_envs": 3},
+    }
+    config = TrainingConfig.parse(drawn)
+    play(config, tmp_path / "alone")
+    (tmp_path / "c.toml").write_text(config.to_toml())
+    child = start(
+        *("run", "--config", "c.toml", "--out", "r", "--processes", "2"),
+        folder=tmp_path,
+    )
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    same_run(tmp_path / "alone", tmp_path / "r")
 
 
 @pytest.mark.slow

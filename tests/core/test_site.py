@@ -85,27 +85,6 @@ def test_a_blueprint_that_does_not_fit_leaves_the_seed_before_it() -> None:
     assert made.planted is before
 
 
-def test_a_size_is_counted_once_for_each_width_of_a_place() -> None:
-    """Counting may take as long as making a seed, and hosts of an env grow through the same widths again."""
-    counted = []
-
-    def size(channels: int) -> int:
-        counted.append(channels)
-        return channels * channels
-
-    def build(channels: int) -> nn.Module:
-        return nn.Conv2d(channels, channels, 1, bias=False)
-
-    blueprint = Blueprint("cnn", "counted", "", build, size)
-    made = site()
-    for channels in (4, 8, 4, 8):
-        made.place = Place("r0c0", channels)
-        h = torch.randn(2, channels, 3, 3)
-        made.plant(blueprint, STYLES["LINEAR_ADD"], Features.at_sink(h))
-        made.remove()
-    assert counted == [4, 8]
-
-
 def test_a_frozen_body_has_nothing_to_train() -> None:
     frozen = Blueprint(
         "cnn",

@@ -65,7 +65,7 @@ def widened(
 
 def alone(env: VariedVectorEnv, row: int) -> GrowthVectorEnv:
     """An env of the context of one row."""
-    context = env.backend.contexts[row]
+    context = env.contexts[row]
     values = env.config.tables_with(
         {
             "env": {
@@ -83,7 +83,7 @@ def alone(env: VariedVectorEnv, row: int) -> GrowthVectorEnv:
 
 
 def test_contexts_depend_on_the_run_seed_and_the_number_of_the_episode_only() -> None:
-    few, many = varied(2).backend, varied(6).backend
+    few, many = varied(2), varied(6)
     of_few = [
         few.context_of(5, row, episode) for episode in range(3) for row in range(2)
     ]
@@ -96,11 +96,11 @@ def test_contexts_depend_on_the_run_seed_and_the_number_of_the_episode_only() ->
 def test_envs_of_a_group_play_one_context_but_not_where_they_are_judged() -> None:
     env = varied(6, group=3)
     env.reset(seed=4)
-    contexts = env.backend.contexts
+    contexts = env.contexts
     assert contexts[0] == contexts[2] != contexts[3] == contexts[5]
     env.configure(learns=False)
     env.reset(seed=4)
-    assert len(set(env.backend.contexts)) == 6
+    assert len(set(env.contexts)) == 6
 
 
 @pytest.mark.parametrize("grows", [True, False])
@@ -134,7 +134,7 @@ def test_rewards_add_up_to_the_accuracy_minus_the_price_of_each_host() -> None:
     while not env.done.all():
         _, rewards, _, _, info = env.step(widened(env, info))
         total += rewards
-    contexts = env.backend.contexts
+    contexts = env.contexts
     first = np.array([context.parameters() for context in contexts])
     np.testing.assert_array_equal(env.first_parameters, first)
     grown = first + env.state.slots.fossil_parameters
@@ -156,7 +156,7 @@ def test_a_layer_is_not_widened_beyond_what_contexts_allow() -> None:
     env.reset(seed=0)
     fits = env.choices.parameters > 0
     widest = np.where(
-        [[context.topology == "cnn"] for context in env.backend.contexts], 64, 128
+        [[context.topology == "cnn"] for context in env.contexts], 64, 128
     )
     for b, factor in enumerate((2, 4, 8, 16)):
         np.testing.assert_array_equal(
@@ -172,7 +172,7 @@ def test_a_saved_env_goes_on_with_the_same_bits() -> None:
     seen: list[Event] = []
     resumed = varied(4, seed=9, emit=seen.append)
     observation, _ = resumed.load_state_dict(state)
-    assert resumed.backend.contexts == env.backend.contexts
+    assert list(resumed.contexts) == list(env.contexts)
     assert not seen, "they were reported when their episodes began"
     np.testing.assert_array_equal(observation, env._observe(env.rules))
     waits = np.zeros((4, 8), dtype=np.int64)
@@ -219,14 +219,14 @@ def test_each_episode_is_reported_with_its_context() -> None:
     env = varied(3, emit=seen.append)
     play_round(env, AdvisedController(env.action_spec, env.layout, 3), seed=0)
     drawn = [event for event in seen if isinstance(event, ContextDrawn)]
-    for event, context in zip(drawn, env.backend.contexts, strict=True):
+    for event, context in zip(drawn, env.contexts, strict=True):
         assert (event.source, event.width, event.price) == (
             context.source,
             context.width,
             context.price,
         )
     ended = {event.env: event for event in seen if isinstance(event, EpisodeCompleted)}
-    for row, context in enumerate(env.backend.contexts):
+    for row, context in enumerate(env.contexts):
         assert ended[row].host_parameters == context.parameters()
         assert ended[row].epochs == context.epochs
 
@@ -266,9 +266,9 @@ def test_envs_form_groups_of_four_where_they_can(n_envs: int, group: int) -> Non
     )
     maker = EnvMaker.of(config)
     assert maker.config.ppo.group == group
-    assert maker.make().backend.group == group
+    assert maker.make().group == group
     one_each = config.with_values(ppo={"group": 1})
-    assert EnvMaker.of(one_each).make().backend.group == 1
+    assert EnvMaker.of(one_each).make().group == 1
 
 
 def test_the_task_has_an_env_by_its_name() -> None:

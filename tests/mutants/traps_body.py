@@ -50,8 +50,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a snapshot is taken while a divergence may have begun",
             "esper/training/governor.py",
-            "        if self.anomaly_pending or not due:",
-            "        if not due:",
+            "        return due and not self.anomaly_pending",
+            "        return due",
             "tests/training/test_governor.py::test_no_snapshot_while_an_anomaly_is_pending",
         ),
     ],

@@ -119,10 +119,17 @@ def world(every: int = 5) -> tuple[Governor, HostTraining]:
     )
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10)
-    assert governor.snapshot_if_due(
-        training, RECORD, unmeasured_fossils(training), fossilized=False
-    )
+    assert snapshot_if_due(governor, training)
     return governor, training
+
+
+def snapshot_if_due(
+    governor: Governor, training: HostTraining, fossilized: bool = False
+) -> bool:
+    due = governor.snapshot_due(training.epoch, fossilized)
+    if due:
+        governor.take_snapshot(training, RECORD, unmeasured_fossils(training))
+    return due
 
 
 def poison(training: HostTraining) -> None:
@@ -139,8 +146,8 @@ def epoch(
     fossilized: bool = False,
 ) -> bool:
     train(training)
-    return governor.check(loss, 0) is None and governor.snapshot_if_due(
-        training, RECORD, unmeasured_fossils(training), fossilized
+    return governor.check(loss, 0) is None and snapshot_if_due(
+        governor, training, fossilized
     )
 
 
@@ -189,9 +196,7 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
     governor, training = world()
     old = plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training)
-    governor.snapshot_if_due(
-        training, RECORD, unmeasured_fossils(training), fossilized=True
-    )
+    snapshot_if_due(governor, training, fossilized=True)
     good = tensors_of(training, ("r0c0",))
     new = plant(training, "r1c1", stage=S.FOSSILIZED)
     living = plant(training, "r0c1", stage=S.HOLDING)

@@ -103,32 +103,35 @@ FAST = 8
 """Vector width of fused operators: layers whose width is a multiple of it grow by multiples of it."""
 
 
-@runtime_checkable
-class Extensible(Protocol):
+class Extensible(nn.Module):
     """A layer that says itself how it grows by units of its kind, such as attention by heads."""
 
     @property
     def units(self) -> int:
         """Number of units that it has."""
+        raise NotImplementedError
 
     def more(self, units: int) -> nn.Module:
         """Makes ``units`` more: a module from the layer's input to a change of its output, whose layer ``project`` is
         the last one."""
+        raise NotImplementedError
 
     def absorb(self, more: nn.Module, alpha: float) -> None:
         """Takes over the units of ``more``, whose output counts ``alpha`` times."""
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Shrinkable(Extensible, Protocol):
+class Shrinkable(Extensible):
     """A layer that can also give up the units that it has got last."""
 
     def fit(self, layer: nn.Module, last: nn.Module, units: int) -> None:
         """Gives ``last``, the last layer of a seed that adds to the output of a ``layer`` in here, outputs of weight
         zero for the last ``units``."""
+        raise NotImplementedError
 
     def release(self, units: int) -> dict[str, Tensor]:
         """Takes the last ``units`` out; returns the state of what :meth:`more` makes that computes their output."""
+        raise NotImplementedError
 
 
 def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
@@ -301,10 +304,31 @@ def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     )
 
 
-def _count(make: Factory, place: Place) -> int:
-    """Returns the number of parameters of what ``make(place)`` makes, which takes no memory."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in make(place).parameters())
+def _size_of_widening(place: Place, share: float) -> int:
+    """Returns the number of parameters of what :func:`widened` makes."""
+    first, *others = place.layers
+    units = units_of(share, first)
+    if isinstance(first, Extensible):
+        with torch.device("meta"):  # takes no memory
+            return _parameters_of(widened(place, share))
+    *between, last = others
+    of_units = last.get_parameter("weight").numel()
+    for layer in (first, *between):
+        # Seeds of a network may lie inside its layers.
+        of_units += sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+    return of_units // width_of(first) * units
+
+
+def _size_of_low_rank(place: Place, rank: int) -> int:
+    """Returns the number of parameters of what :func:`low_rank` makes."""
+    (layer,) = place.layers
+    weight = layer.get_parameter("weight")
+    width = width_of(layer)
+    return (weight.numel() // width + width) * rank
+
+
+def _parameters_of(layer: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in layer.parameters())
 
 
 def _obstacle_to_widening(place: Place) -> str | None:
@@ -337,18 +361,19 @@ def _too_small_for_rank(place: Place, rank: int) -> str | None:
 
 def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module, after the others: those for places with a source to every topology."""
-    recipes: dict[str, tuple[str, Factory, Obstacle, Obstacle]] = {}
+    recipes: dict[str, tuple[str, Factory, Callable[[Place], int], Obstacle, Obstacle]] = {}
     for name, share in SHARES.items():
         words = f"{share:.0%} more units inside a layer, to a multiple of {FAST} if it has one; zero at birth"
         too_small: Obstacle = partial(_too_small_for_share, share=share)
-        recipes[name] = words, partial(widened, share=share), _obstacle_to_widening, too_small
+        widening = partial(_size_of_widening, share=share)
+        recipes[name] = words, partial(widened, share=share), widening, _obstacle_to_widening, too_small
     for name, rank in RANKS.items():
         words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
         too_small = partial(_too_small_for_rank, rank=rank)
-        recipes[name] = words, partial(low_rank, rank=rank), _obstacle_to_low_rank, too_small
+        factors = partial(_size_of_low_rank, rank=rank)
+        recipes[name] = words, partial(low_rank, rank=rank), factors, _obstacle_to_low_rank, too_small
     for topology in registry.topologies():
-        for name, (words, make, obstacle, too_small) in recipes.items():
-            size = partial(_count, make)
+        for name, (words, make, size, obstacle, too_small) in recipes.items():
             blueprint = Blueprint(
                 topology,
                 name,
@@ -402,7 +427,7 @@ def emptied(place: Place) -> nn.Module:
 
 
 def _size_of(place: Place, blocks: Blocks) -> int:
-    return sum(p.numel() for block in blocks(place) for p in block.parameters())
+    return sum(map(_parameters_of, blocks(place)))
 
 
 def _obstacle_to_copy(place: Place, blocks: Blocks) -> str | None:
