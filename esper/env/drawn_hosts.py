@@ -23,7 +23,7 @@ from esper.env.catalog import BlueprintCatalog
 from esper.env.merging import Merger
 from esper.env.rank_hosts import RankedBackend, RankGroup, RankServer
 from esper.env.training_backend import TrainingBackend
-from esper.exam.context import VALIDATION, WIDEST, Context, task_of
+from esper.exam.context import VALIDATION, WIDEST, task_of
 from esper.exam.sources import load_source
 from esper.telemetry.span import Spans
 from esper.training.counterfactual import max_configurations
