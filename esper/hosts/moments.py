@@ -106,8 +106,8 @@ def merged_averages(
             for twin in twins_of_seeds:
                 if twin.seed.name not in stay:
                     present.remove(twin.seed)
-                    for average, factor in twin.factors:
-                        average.mul_(factor)
+                    for layer, name, factor in twin.factors:
+                        layer.get_parameter(name).mul_(factor)  # it may be another one since an earlier merge
                     merge_source(twin.seed, present)
             pairs = list(modules.items())
             for original, copied in modules.items():
@@ -128,8 +128,8 @@ class _SeedOfAverages:
     """A seed whose parameters, and those of the layers at its place, are averages."""
 
     seed: SourceSeed
-    factors: tuple[tuple[Tensor, float], ...]
-    """Averages of the seed with the factors by which they become those of its layers."""
+    factors: tuple[tuple[nn.Module, str, float], ...]
+    """Averages of the seed, by module and name, with the factors by which they become those of its layers."""
 
 
 @torch.no_grad()
@@ -153,10 +153,11 @@ def _twins(
             remove=_nothing,
         )
         factors = []
-        for layer, average, parameter in _with_layers(twin, seed):
+        for layer, original in _with_layers(seed):
             in_weights = seed.blueprint in RANKS and not seed.beside
-            factor = 0.0 if in_weights else averages.factor(parameter, layer, key)
-            factors.append((average, factor))
+            for name, parameter in original.named_parameters():
+                factor = 0.0 if in_weights else averages.factor(parameter, layer, key)
+                factors.append((modules[original], name, factor))
         twins.append(_SeedOfAverages(twin, tuple(factors)))
     return twins, modules
 
@@ -195,12 +196,10 @@ def _nothing() -> None:
     """Stands for the removal of a seed from a network that it is not in."""
 
 
-def _with_layers(seed: SourceSeed, original: SourceSeed) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """Yields the layers of the original's place, with the parameters of both seeds that become parts of them."""
-    layers = original.place.layers
+def _with_layers(seed: SourceSeed) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yields the layers of the seed's place, each with the layer of the seed that becomes a part of it."""
+    layers = seed.place.layers
+    children = list(seed.body.children())
     if len(layers) == 1:  # it takes up all of the seed
-        layers *= len(list(original.body.children()))
-    children = zip(layers, seed.body.children(), original.body.children(), strict=False)
-    for layer, more, parameters in children:
-        for value, parameter in zip(more.parameters(), parameters.parameters(), strict=True):
-            yield layer, value, parameter
+        layers *= len(children)
+    return zip(layers, children, strict=False)
