@@ -128,13 +128,14 @@ def merge_sources(
     seeds: Sequence[SourceSeed],
     difference: Callable[[], str | None],
     stay: Mapping[str, str] = NOTHING,
+    note: Callable[[str], None] = lambda _name: None,
 ) -> dict[str, str]:
     """Merges the ``seeds`` of ``network`` that read a source into its layers, which changes the layers in place.
 
     A widening becomes more units of its layers, with the last weights times alpha; a LoRA becomes W + alpha · B A. The
     weights between the new units of two widenings in a row are there, and zero. ``difference`` says how the network's
     outputs differ from those before; a seed that changes them is left as it was. ``stay`` has a reason for seeds that
-    are not to be merged, by name.
+    are not to be merged, by name. ``note`` is called with the name of each seed once it is merged.
 
     Returns the reason for each seed with a source that stays, by its name.
     """
@@ -150,6 +151,7 @@ def merge_sources(
             reasons[seed.name] = reason
         else:
             present.remove(seed)
+            note(seed.name)
     return reasons
 
 

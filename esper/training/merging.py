@@ -41,21 +41,26 @@ def rate_rises(training: HostTraining, slot: str) -> bool:
     return rate is not None and rate.rises(training.epoch - training.planted_at[slot])
 
 
-def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, str]:
-    """Merges the fossils in ``slots`` into the layers of their host, with the state of their optimizers.
+def _reasons_to_stay(training: HostTraining, slots: Collection[str]) -> dict[str, str]:
+    """Returns the reason for each seed that is not to be merged now, without a look at its layers."""
+    reasons = {}
+    for site in training.sites:
+        if site.planted is None:
+            continue
+        frozen = training.config.task.freeze != "nothing"
+        if site.name not in slots:
+            reasons[site.name] = "it is not to be merged"
+        elif training.config.task.seed_rate != 1 or rate_rises(training, site.name):
+            reasons[site.name] = "its learning rate is not that of its host"
+        elif frozen and not raises_rank(site.planted.blueprint.name, site.place.layers):
+            reasons[site.name] = "layers of its host are frozen, and the seed is not"
+    return reasons
 
-    The host computes the same as before, and its optimizer goes on with what the seeds' had. LoRAs of frozen layers
-    become a part of the layers' adapters, and learn on. Other seeds whose features have grown keep to the channels that
-    they have, or get new inputs and outputs with weights of zero. Returns the reason for each fossil that stays a seed,
-    by slot.
-    """
-    host = training.host
-    if not isinstance(host, MERGES):
-        return dict.fromkeys(slots, f"a {type(host).__name__} cannot take up seeds while it trains")
+
+def _grown(training: HostTraining) -> GrownHost:
+    """Returns the host with its seeds, in the mode that it has."""
     seeds: dict[str, Seed] = {}
     kept = {}
-    stay = {}
-    adapted = {}
     for site in training.sites:
         if site.planted is None:
             continue
@@ -65,71 +70,105 @@ def merge_fossils(training: HostTraining, slots: Collection[str]) -> dict[str, s
             site.planted.style.name,
             site.alpha,
         )
-        if site.name not in slots:
-            stay[site.name] = "it is not to be merged"
-        elif training.config.task.seed_rate != 1 or rate_rises(training, site.name):
-            stay[site.name] = "its learning rate is not that of its host"
-        elif raises_rank(site.planted.blueprint.name, site.place.layers):
+    return GrownHost(training.host, seeds, kept, "").train(training.host.training)
+
+
+def merge_fossils(
+    training: HostTraining,
+    slots: Collection[str],
+    note: Callable[[str], None] = lambda _slot: None,
+) -> dict[str, str]:
+    """Merges the fossils in ``slots`` into the layers of their host, with the state of their optimizers.
+
+    The host computes the same as before, and its optimizer goes on with what the seeds' had. LoRAs of frozen layers
+    become a part of the layers' adapters, and learn on. Other seeds whose features have grown keep to the channels that
+    they have, or get new inputs and outputs with weights of zero. ``note`` is called with each slot while the layers
+    are as its merge leaves them. Returns the reason for each fossil that stays a seed, by slot.
+    """
+    host = training.host
+    if not isinstance(host, MERGES):
+        return dict.fromkeys(slots, f"a {type(host).__name__} cannot take up seeds while it trains")
+    stay = _reasons_to_stay(training, slots)
+    adapted = {}
+    for site in training.sites:
+        if site.planted is None or site.name in stay:
+            continue
+        if raises_rank(site.planted.blueprint.name, site.place.layers):
             adapted[site.name] = site.place.layers[0]
-        elif training.config.task.freeze != "nothing":
-            stay[site.name] = "layers of its host are frozen, and the seed is not"
-    first = [name for name, layer in adapted.items() if not rank_of(layer)]
-    widths = {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
-    network = GrownHost(host, seeds, kept, "").train(host.training)
+    first = {name: training.site_by_name[name].seed for name, layer in adapted.items() if not rank_of(layer)}
+    network = _grown(training)
+    kept = dict(network.kept)
     groups = [training.host_group, *training.seed_groups.values()]
-    optimizers = [group.optimizer for group in groups]
     before = dict(network.named_parameters())
     present = [replace(seed, beside=seed.name in adapted) for seed in seeds_of_host(network)]
-    averages = merged_averages(present, Averages(optimizers))
+    averages = merged_averages(present, Averages(group.optimizer for group in groups))
     read = partial(outputs_of, network, training.sample, logits_of)
     wanted = read()
     rounding = coarsest_dtype(network)
-    reasons = merge_sources(
-        network,
-        present,
-        lambda: difference(wanted, read(), rounding),
-        stay,
-    )
-    reasons = stay | reasons
+    widths = _widths_of(training)
+    growths: dict[str, LayerGrowth] = {}
+
+    def changes() -> str | None:
+        return difference(wanted, read(), rounding)
+
+    def merged_one(name: str) -> None:
+        width = widths.get(name, 0)
+        widths.update(_widths_of(training))
+        growths[name] = LayerGrowth(kept[name].blueprint, width, widths.get(name, 0))
+        note(name)
+
+    merge = partial(merge_sources, network, present, stay=stay, note=merged_one)
+    reasons: dict[str, str] = {}
+    due = [seed for seed in present if seed.name not in stay]
+    if len(due) < 2:
+        reasons.update(merge(changes))
+    elif changed_by(network, lambda: reasons.update(merge(lambda: None)), changes):
+        reasons = {}
+        for slot in slots:  # one by one, to find which of them changes outputs
+            reasons |= merge_fossils(training, [slot], note)
+        return reasons
+    reasons |= stay
     copied: dict[torch.Tensor, torch.Tensor] = {}
-    for name in first:
-        if name not in reasons:
-            copied.update(adapter_pairs(adapted[name], seeds[name]))
+    for name, seed in first.items():
+        if name not in reasons and seed is not None:
+            copied.update(adapter_pairs(adapted[name], seed))
     for name in slots:
         if name in stay or training.site_by_name[name].place.has_source:
             continue
-        reason = merge_residual(network, name, lambda: difference(wanted, read(), rounding), copied)
+        reason = merge_residual(network, name, changes, copied)
         if reason:
             reasons[name] = reason
+        else:
+            merged_one(name)
     merged = [name for name in slots if name not in reasons]
     if merged:
         for name in merged:
-            _empty(training, name, kept[name].blueprint, widths.get(name, 0))
+            _empty(training, name, growths[name])
         _renew_groups(training)
-        merged_state = averages(reasons)
-        _take_state(
-            training,
-            network,
-            before,
-            groups,
-            merged_state,
-            copied,
-        )
+        state = averages(reasons)
+        _take_state(training, network, before, groups, state, copied)
         training.follow_layers()
     return {name: reasons[name] for name in slots if name in reasons}
 
 
-def _empty(
-    training: HostTraining,
-    slot: str,
-    blueprint: str,
-    width: int,
-) -> None:
-    """Notes that the seed in ``slot`` has become a part of its layer, which had this ``width``, 0 if it has none."""
+def _widths_of(training: HostTraining) -> dict[str, int]:
+    """Returns the widths of the layers that have one, by slot."""
+    return {name: width_of(place.layers[0]) for name, place in places_of(training).items()}
+
+
+def _empty(training: HostTraining, slot: str, growth: LayerGrowth) -> None:
+    """Notes that the seed in ``slot`` has become a part of its layer."""
     site = training.site_by_name[slot]
-    after = width_of(site.place.layers[0]) if width else 0
-    training.growths.setdefault(slot, []).append(LayerGrowth(blueprint, width, after))
+    training.growths.setdefault(slot, []).append(growth)
+    seed = site.seed
+    if seed is not None and not _holds(training.seed_groups[slot], seed):
+        del training.pool.groups[seed]
     training.remove(site)
+
+
+def _holds(group: ParameterGroup, seed: Seed) -> bool:
+    """Whether the parameters of ``group`` still are those of ``seed``: earlier merges may have replaced some."""
+    return set(group.parameters) <= set(seed.parameters())
 
 
 def merge_residual(
@@ -269,7 +308,7 @@ def _renew_groups(training: HostTraining) -> None:
     for name, group in training.seed_groups.items():
         site = training.site_by_name[name]
         seed = site.seed
-        if seed is None or set(group.parameters) <= set(seed.parameters()):
+        if seed is None or _holds(group, seed):
             continue
         for parameter in seed.parameters():  # widenings learn as a whole
             parameter.requires_grad_()

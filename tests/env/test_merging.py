@@ -97,6 +97,24 @@ def test_a_controller_sees_how_wide_a_layer_is_how_often_it_grew_and_what_that_b
         assert world.value("r2c0/width_ratio") == world.value("r2c0/merges") == 0
 
 
+def test_each_slot_counts_what_its_merge_has_added_if_several_merge_in_an_epoch() -> (
+    None
+):
+    gained = []
+    for edits in (8, 1):
+        with rig(env={**MERGES, "edits_per_epoch": edits}) as world:
+            first = world.training().host.parameter_count
+            for slot in ("r2c0", "r2c1"):
+                world.do("GERMINATE", slot, "widen_half")
+            if edits > 1:
+                world.step()
+            slots = [world.slot(name) for name in ("r2c0", "r2c1")]
+            assert [slot.merges for slot in slots] == [1, 1]
+            gained.append([slot.merged_parameters for slot in slots])
+            assert sum(gained[-1]) == world.training().host.parameter_count - first
+    assert gained[0] == gained[1], "the second one's new units read the first one's"
+
+
 def test_by_default_kept_seeds_stay_beside() -> None:
     with rig(env={**MERGES, "merge": False}) as world:
         world.do("GERMINATE", "r2c0", "widen_half")

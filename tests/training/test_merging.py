@@ -136,6 +136,34 @@ def test_a_merged_host_trains_as_one_made_with_its_widths_and_weights(
         assert not merged.native.reasons
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_seeds_that_merge_together_leave_what_they_would_one_after_the_other(
+    optimizer: str,
+) -> None:
+    rate = {"learning_rate": 0.01 if optimizer == "adamw" else 0.05}
+    slots = ["r2c0", "r2c1"]  # the second reads the units of the first
+
+    def grow(training: HostTraining, at_once: bool) -> None:
+        train(training, 5)
+        for slot in slots:
+            plant(training, slot, "widen_whole", stage=S.FOSSILIZED)
+        train(training)
+        noted: list[str] = []
+        for part in [slots] if at_once else [slots[:1], slots[1:]]:
+            assert merge_fossils(training, part, noted.append) == {}
+        assert noted == slots
+        train(training)
+
+    together = training_of(optimizer=optimizer, **rate)
+    apart = training_of(optimizer=optimizer, **rate)
+    for episode in range(2):  # later seeds have the memory of the first ones
+        for training in (together, apart):
+            training.reset(0, episode)
+            grow(training, at_once=training is together)
+        assert together.growths == apart.growths
+        require_same(together, apart)
+
+
 def test_a_slot_grows_again_and_again_and_a_new_episode_starts_with_the_first_host() -> (
     None
 ):
@@ -335,6 +363,39 @@ def test_a_grafted_network_takes_up_what_is_linear_in_a_layer(native: bool) -> N
     train(again)
     train(training)
     require_same(training, again)
+
+
+class Watched(nn.Module):
+    """Uses units outside of their layers, so that more of them change its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(64, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.fc1(x.flatten(1)))
+        share = self.fc1.weight.abs().sum()
+        return self.fc3(torch.relu(self.fc2(h))) + share  # type: ignore[no-any-return]
+
+
+def test_of_seeds_that_merge_together_only_the_one_that_changes_outputs_stays() -> None:
+    sites = {"r2c0": "fc1 -> fc2", "r2c1": "fc2 -> fc3"}
+    build = lambda: graft(  # noqa: E731
+        Watched(), sites, topology="mlp", example=torch.zeros(2, 1, 8, 8)
+    )
+    training = training_of(build)
+    for slot in sites:
+        plant(training, slot, "widen_whole", stage=S.FOSSILIZED)
+    train(training)
+    (stays,) = merge_fossils(training, list(sites)).items()
+    assert stays[0] == "r2c0"
+    assert "something else uses the units of its layers" in stays[1]
+    assert list(training.growths) == ["r2c1"]
+    train(training)
 
 
 def test_layers_of_a_frozen_host_take_up_nothing() -> None:
