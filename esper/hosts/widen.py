@@ -126,7 +126,7 @@ def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
 def merge_sources(
     network: nn.Module,
     seeds: Sequence[SourceSeed],
-    difference: Callable[[], str | None],
+    difference: Callable[[], str | None] | None,
     stay: Mapping[str, str] = NOTHING,
     note: Callable[[str], None] = lambda _name: None,
 ) -> dict[str, str]:
@@ -134,8 +134,9 @@ def merge_sources(
 
     A widening becomes more units of its layers, with the last weights times alpha; a LoRA becomes W + alpha · B A. The
     weights between the new units of two widenings in a row are there, and zero. ``difference`` says how the network's
-    outputs differ from those before; a seed that changes them is left as it was. ``stay`` has a reason for seeds that
-    are not to be merged, by name. ``note`` is called with the name of each seed once it is merged.
+    outputs differ from those before; a seed that changes them is left as it was. Without it, all are merged, and an
+    error is raised. ``stay`` has a reason for seeds that are not to be merged, by name. ``note`` is called with the
+    name of each seed once it is merged.
 
     Returns the reason for each seed with a source that stays, by its name.
     """
@@ -145,8 +146,12 @@ def merge_sources(
         others = [other for other in present if other is not seed]
         reason = stay.get(seed.name) or obstacle_of(network, seed)
         if reason is None:
-            found = changed_by(network, partial(merge_source, seed, others), difference)
-            reason = found and f"something else uses the units of its layers: merged, {found}"
+            change = partial(merge_source, seed, others)
+            if difference is None:
+                change()
+            else:
+                found = changed_by(network, change, difference)
+                reason = found and f"something else uses the units of its layers: merged, {found}"
         if reason:
             reasons[seed.name] = reason
         else:
@@ -164,7 +169,7 @@ def merge_together(
     reasons: dict[str, str] = {}
 
     def merge_each() -> None:
-        reasons.update(merge_sources(network, seeds, lambda: None))
+        reasons.update(merge_sources(network, seeds, None))
 
     if changed_by(network, merge_each, difference) is None:
         return reasons

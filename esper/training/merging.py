@@ -122,7 +122,7 @@ def merge_fossils(
     due = [seed for seed in present if seed.name not in stay]
     if len(due) < 2:
         reasons.update(merge(changes))
-    elif changed_by(network, lambda: reasons.update(merge(lambda: None)), changes):
+    elif changed_by(network, lambda: reasons.update(merge(None)), changes):
         reasons = {}
         for slot in slots:  # one by one, to find which of them changes outputs
             reasons |= merge_fossils(training, [slot], note)
