@@ -185,6 +185,10 @@ class _PassThrough(torch.autograd.Function):
         return h.clone()
 
     @staticmethod
+    def jvp(_context: Any, of_h: Tensor | None, _of_d: Tensor | None) -> Tensor | None:
+        return None if of_h is None else of_h.clone()
+
+    @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         d, size_h = context.saved_tensors
         g = gradient.to(d.dtype)

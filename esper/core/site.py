@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -115,6 +116,19 @@ class Site:
         if self.planted is None:
             return None
         return self.planted.module
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Plain values that make a seed like the planted one again; empty without one."""
+        if self.planted is None:
+            return {}
+        return {
+            "blueprint": self.planted.blueprint.name,
+            "topology": self.place.topology,
+            "order": list(self.place.order),
+            "style": self.planted.style.name,
+            "channels": self.planted.module.channels,
+        }
 
     @property
     def incubating(self) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
+
+from esper.ops.torch_state import kept_generators
 
 GLOBAL_GENERATORS = threading.RLock()
 """Serialises the use of the process's global generators by runs in several threads."""
@@ -21,19 +23,6 @@ def epoch_seed(rows: Tensor) -> int:
     """Returns a 63-bit seed for the random draws of an epoch, derived from its ordered rows, int64 [count]."""
     digest = hashlib.sha256(rows.contiguous().numpy().tobytes()).digest()
     return int.from_bytes(digest[:8]) >> 1
-
-
-@contextmanager
-def kept_generators(devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Restores the global generators of torch (the CPU's and those of GPUs), NumPy and Python after a block."""
-    python = random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002  data sets and loops may draw from it
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 @contextmanager

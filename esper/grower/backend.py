@@ -24,7 +24,6 @@ from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices, EnvState, never_shrinks
-from esper.data.rng import kept_generators
 from esper.env.backend import Backend, FinalScores, Merge
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
@@ -34,8 +33,10 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
 from esper.grower.sites import SiteHooks, follow_layers
 from esper.grower.stepping import move_state
+from esper.hosts.example import kept_state
 from esper.hosts.host import kept_modes
 from esper.hosts.widen import resize
+from esper.ops.torch_state import kept_generators
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
@@ -292,10 +293,12 @@ class LoopBackend(Backend):
         costly = every is not None and decision % every == 0
         plan = self.counterfactual.plan(sites, costly, lean=every is None)
         tried = [dict(zip(self.hooks.sites, alphas, strict=True)) for alphas in plan]
-        scores = [self._score(evaluate, alphas, epoch) for alphas in tried]
-        self.warnings.of_unit(scores[0].mean)
-        if len(tried) > 1 and not self.warnings.repeated:
-            self.warnings.of_noise(scores[0], self._score(evaluate, tried[0], epoch))
+        scores = [self._score(evaluate, tried[0], epoch)]
+        with kept_state(self.hooks.model):  # a loop without a Grower scores its model once
+            scores += [self._score(evaluate, alphas, epoch) for alphas in tried[1:]]
+            self.warnings.of_unit(scores[0].mean)
+            if len(tried) > 1 and not self.warnings.repeated:
+                self.warnings.of_noise(scores[0], self._score(evaluate, tried[0], epoch))
         samples = [score.samples for score in scores]
         if len(set(map(len, samples))) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence, Sized
 from functools import partial
 from numbers import Integral
 from reprlib import repr as short
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from esper.agents.make import OwnController
 from esper.agents.needs import default_controller, with_needs
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.core.blueprints import BlueprintRegistry, choose
@@ -21,7 +22,10 @@ from esper.core.state import Setting
 from esper.grower.gradients import Ranks
 from esper.hosts.sources import SitePath
 
-FORMAT = 7
+if TYPE_CHECKING:
+    from esper.grower.grower import Grower
+
+FORMAT = 8
 """Format of a Grower's state."""
 
 
@@ -67,18 +71,35 @@ def check_merge(config: ResolvedConfig, ranks: Ranks) -> None:
         raise ConfigError("merge does not work with DistributedDataParallel, which keeps the shapes of gradients")
 
 
-def check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
-    """Raises ConfigError for the state of another Grower."""
+def arguments_of(grower: Grower) -> dict[str, Any]:
+    """Returns the arguments of a Grower that its state depends on, as plain values."""
+    return {
+        "sites": {slot: str(path) for slot, path in grower.paths.items()},
+        "controller": ControllerSpec.of(grower._loaded_controller).name,
+        "horizon": int(grower.horizon),
+        "incubation": grower.incubation,
+        "points": float(grower.points),
+        "governor": bool(grower.governed),
+    }
+
+
+def check_state(
+    state: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> None:
+    """Raises ConfigError for the state of a Grower that was made with other ``arguments``."""
     if state.get("format") != FORMAT:
         raise ConfigError(
             f"the state has format {state.get('format')}; this version reads {FORMAT}: continue with the version that "
             "saved it, or start again"
         )
-    if "env" not in state:
-        return
-    saved = state["env"]["hosts"]["channels"]
-    if set(saved) != set(slots):
-        raise ConfigError(f"the state has slots {', '.join(saved)}, not {', '.join(slots)}")
+    saved = state["arguments"]
+    others = []
+    for name, value in arguments.items():
+        if saved[name] != value:
+            others.append(f"{name}={saved[name]!r}, not {value!r}")
+    if others:
+        raise ConfigError(f"the state is that of a Grower with {'; '.join(others)}: make this one with equal arguments")
 
 
 def setting_of(samples: object, classes: int | None) -> Setting:

@@ -16,12 +16,14 @@ from esper.config import ConfigError
 from esper.core.action import ActionSpec, Op, integers_of
 from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, never_shrinks
-from esper.data.rng import kept_generators
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
 from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
+from esper.hosts.example import kept_state
 from esper.hosts.host import kept_modes
+from esper.hosts.seed_hook import hooks_of
+from esper.ops.torch_state import kept_generators
 from esper.telemetry.event import Event
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
@@ -37,7 +39,7 @@ def probe_untrained(hooks: SiteHooks, evaluate: Callable[[nn.Module], object]) -
     """Runs the untrained model once, with probes from this pass."""
     hooks.finding = True
     try:
-        with kept_modes(hooks.model), kept_generators(hooks.devices), torch.no_grad():
+        with kept_state(hooks.model), kept_modes(hooks.model), kept_generators(hooks.devices), torch.no_grad():
             evaluate(hooks.model)
     finally:
         hooks.finding = False
@@ -86,8 +88,11 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
     untaught = [name for name in groups.without_gradient if name not in waiting_for_samples]
     if untaught:
         where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
-        cause = "the loss does not depend on the output of its submodule"
-        if not hooks.learned.issuperset(untaught):
+        cause = "the loss does not depend on the output of its submodule, or backward(inputs=...) leaves seeds out"
+        present = {hook.slot for _, _, hook in hooks_of(hooks.model) if hook.growth is hooks}
+        if not present.issuperset(untaught):
+            cause = "its submodule was replaced while the model grew: put the former one back"
+        elif not hooks.learned.issuperset(untaught):
             cause = "its submodule ran without gradients: take it out of torch.no_grad()"
         raise RuntimeError(
             f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "

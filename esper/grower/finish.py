@@ -35,12 +35,13 @@ def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
     summary = summary_of(grower)
     env = env_of(grower)
     env.backend.host.drop_unkept()
-    warn_unmerged(finish(grower.hooks, optimizer, grower.merger.watch))
+    reasons = finish(grower.hooks, optimizer, grower.merger.watch)
     env.close()
     parameters = sum(p.numel() for p in grower.model.parameters())
     grower.record.summary = replace(summary, parameters=parameters)
     if grower.log is not None:
         grower.log.finish(env, parameters)
+    warn_unmerged(reasons)  # last, as warnings may be errors
 
 
 def discard(grower: Grower) -> None:

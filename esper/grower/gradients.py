@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -173,6 +173,21 @@ class GradStash:
             parameter.grad = gradient
         self._gradients.clear()
 
+    def add_to(
+        self,
+        other: GradStash,
+        stashed: Collection[Tensor] | None = None,
+    ) -> None:
+        """Moves the gradients of ``stashed`` parameters, None: all, to ``other``, and adds the others to ``grad``."""
+        for parameter, gradient in self._gradients.items():
+            if stashed is None or parameter in stashed:
+                other.add(parameter, gradient)
+            elif parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad = gradient + parameter.grad
+        self._gradients.clear()
+
     def drop(self, parameters: Iterable[Tensor] | None = None) -> None:
         """Forgets the gradients of these parameters, or all."""
         if parameters is None:
@@ -180,6 +195,67 @@ class GradStash:
             return
         for parameter in parameters:
             self._gradients.pop(parameter, None)
+
+
+class EarlierGradients:
+    """Gradients of seeds from before the present pass, which count unless the loop clears those of the model.
+
+    A loop may clear gradients between a pass and its backward pass, which does not reach those of seeds: what another
+    network's loss has left in a discriminator, or a step that a GradScaler has skipped. A gradient of the model tells.
+    """
+
+    def __init__(self) -> None:
+        self._stash = GradStash()
+        self._witness: Tensor | None = None
+        self._gradient: Tensor | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._stash)
+
+    def get(self, parameter: Tensor) -> Tensor | None:
+        return self._stash.get(parameter)
+
+    def take(
+        self,
+        parameters: Iterable[Tensor],
+        stash: GradStash,
+        model: nn.Module,
+        host: Collection[Tensor],
+    ) -> None:
+        """Takes the gradients of ``parameters`` and those in ``stash``, beside those of the ``host`` in the ``model``.
+
+        Its first parameter with a gradient tells: the backward pass reaches that after the seeds.
+        """
+        held = set(host)
+        for parameter in (*model.parameters(), *host):
+            if parameter in held and has_gradient(parameter):
+                self._witness = parameter
+                self._gradient = parameter.grad
+                break
+        for parameter in parameters:
+            self._stash.take(parameter)
+        stash.add_to(self._stash)
+
+    def settle(self) -> GradStash:
+        """Returns the gradients that still count, and forgets all."""
+        settled, self._stash = self._stash, GradStash()
+        witness = self._witness
+        if witness is None or witness.grad is not self._gradient or not has_gradient(witness):
+            settled.drop()
+        self._witness = self._gradient = None
+        return settled
+
+    def drop(self, parameters: Iterable[Tensor] | None = None) -> None:
+        """Forgets the gradients of these parameters, or all."""
+        self._stash.drop(parameters)
+
+
+def has_gradient(parameter: Tensor) -> bool:
+    """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
+    if parameter.grad is None:
+        return False
+    values = measurable(parameter.grad)
+    return values is None or bool(values.any())
 
 
 class BackwardWatch:
@@ -357,6 +433,10 @@ class _Graph(torch.autograd.Function):
     @staticmethod
     def forward(_context: Any, h: Tensor, _anchor: Tensor) -> Tensor:
         return h.clone()
+
+    @staticmethod
+    def jvp(_context: Any, of_h: Tensor, _of_anchor: None) -> Tensor:
+        return of_h.clone()
 
     @staticmethod
     def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:

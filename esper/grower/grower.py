@@ -19,6 +19,7 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import (
     FORMAT,
+    arguments_of,
     asked,
     check_blueprints,
     check_incubation,
@@ -306,6 +307,7 @@ class Grower:
             "format": FORMAT,
             "epoch": self.epoch,
             "started": self.started,
+            "arguments": arguments_of(self),
             "log": None if self.log is None else self.log.state_dict(),
         }
         if self.env is not None:
@@ -321,7 +323,7 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        check_state(state, self.slots)
+        check_state(state, arguments_of(self))
         if state["started"]:
             self.config = resolved(self.config, self.horizon)
             self.started = True
@@ -336,10 +338,7 @@ class Grower:
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, saved: Mapping[str, Any] | None = None) -> LoopEnv:
-        """Returns the env; the first call makes it, since sites are known only after a forward pass.
-
-        ``saved`` are the sizes with which a saved Grower began; None for a new one.
-        """
+        """Returns the env, made by the first call, after a pass; ``saved``: sizes that a saved Grower began with."""
         require_open(self.groups)
         if self.env is not None:
             return self.env

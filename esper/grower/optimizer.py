@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import BackwardWatch, GradStash, Ranks, clip_seeds, measurable
+from esper.grower.gradients import BackwardWatch, EarlierGradients, GradStash, Ranks, clip_seeds, has_gradient
 from esper.grower.stepping import (
     SLOT,
     Group,
+    StepCounters,
     arguments_of,
     follow_schedules,
     free_labels,
@@ -28,7 +29,6 @@ from esper.grower.stepping import (
     in_order,
     inherited,
     label_slots,
-    marked,
     rates_of,
     require_groups_apart,
     require_same_rates,
@@ -39,8 +39,6 @@ from esper.grower.stepping import (
 )
 from esper.hosts.sources import SitePath
 from esper.training.metrics import HOST, SeedGradientCollector
-
-LOOKS = 4  # steps of an epoch after which changed options are looked for, as that costs time
 
 
 class ParamGroupMatcher:
@@ -192,6 +190,7 @@ class SeedGroups:
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         require_groups_apart(self.optimizer)
+        self._model = model
         self._backward = BackwardWatch(model)
         self._labels = label_slots(self.optimizer, self, paths)
         self._matcher = ParamGroupMatcher(model, paths, self.optimizer)
@@ -199,12 +198,11 @@ class SeedGroups:
         self._beside: frozenset[str] = frozenset()
         self._reached: set[str] = set()
         self._stash = GradStash()
+        self._earlier = EarlierGradients()
         # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
         self._followed: dict[str, tuple[str, ...]] = {}
-        self._counters: set[str] = set()
-        self._looks = 0
-        self._options: dict[str, Any] = {}
+        self._counters = StepCounters()
         self._handles: dict[str, list[Any]] = {}
         self.closed = False
         """Whether growth has ended."""
@@ -245,7 +243,7 @@ class SeedGroups:
         """
         named = [(f"{self._labels[name]}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
         leader = self._matcher.group(name)
-        group = inherited(leader, self._counters, self.optimizer.defaults)
+        group = inherited(leader, self._counters.names, self.optimizer.defaults)
         group[SLOT] = self._labels[name]
         group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.options.weight_decay
         self._followed[name] = arguments_of(self.optimizer) + ("weight_decay",) * as_its_layer
@@ -272,6 +270,7 @@ class SeedGroups:
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
             self._stash.drop([parameter])
+            self._earlier.drop([parameter])
         for handle in self._handles.pop(name):
             handle.remove()
 
@@ -282,7 +281,7 @@ class SeedGroups:
         nothing to keep gradients from.
         """
         self.learning = tuple(names)
-        self._looks = 0
+        self._counters.look()
         self._reached = set()
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
@@ -295,6 +294,7 @@ class SeedGroups:
                     parameter.grad = None
             if name not in self._beside:
                 self._stash.drop(parameters)
+                self._earlier.drop(parameters)
         if self.gradient_stats is not None:
             self.gradient_stats.restart((HOST, *self.learning))
 
@@ -302,10 +302,12 @@ class SeedGroups:
         """Returns the gradient of a seed's parameter so far, wherever it is kept."""
         if parameter.grad is not None:
             return parameter.grad
-        return self._stash.get(parameter)
+        stashed = self._stash.get(parameter)
+        return self._earlier.get(parameter) if stashed is None else stashed
 
     def stash(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
+        self._settle()
         if not self._early and _is_cleared(self.host):
             self.forget_gradients()
             self._early = True
@@ -314,12 +316,26 @@ class SeedGroups:
     def begin_pass(self) -> None:
         """Forgets gradients of seeds if the loop has cleared the host's; call it before each training pass.
 
-        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
+        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it. Those that the
+        loop has not cleared yet are kept aside until the backward pass.
         """
-        waiting = self._stash or any(p.grad is not None for p in self._on())
-        if waiting and not self._early and _is_cleared(self.host):
-            self.forget_gradients()
+        on = self._on()
+        waiting = self._stash or any(p.grad is not None for p in on)
+        if waiting and not self._early:
+            if _is_cleared(self.host):
+                self.forget_gradients()
+            elif torch.is_grad_enabled():
+                self._earlier.take(on, self._stash, self._model, self.host)
         self._early = False
+
+    def _settle(self) -> None:
+        """Adds the gradients from before the present pass to those of seeds, unless the loop has cleared the host's."""
+        if not self._earlier:
+            return
+        beside = set()
+        for name in self._beside:
+            beside.update(self._parameters[name])
+        self._earlier.settle().add_to(self._stash, beside)
 
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
@@ -327,6 +343,7 @@ class SeedGroups:
         free_labels(self.optimizer, self)
         self._backward.stop()
         self._stash.drop()
+        self._earlier.drop()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -334,6 +351,7 @@ class SeedGroups:
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Autograd has added to a parameter's gradient."""
+        self._settle()
         if name in self._beside:
             self._stash.take(parameter)
 
@@ -347,9 +365,7 @@ class SeedGroups:
             if rates != self._rates:
                 require_same_rates(self._rates, rates)
         self.steps += 1
-        self._looks += 1
-        if self._looks <= LOOKS:
-            self._options = marked(host_groups(self.optimizer)[0])
+        self._counters.before_step(self.optimizer)
         closure: Callable[[], Any] | None = keywords.get("closure", *arguments[1:2])
         if closure is None:
             self._take_gradients(optimizer)
@@ -376,12 +392,7 @@ class SeedGroups:
             _clear(parameters)
         if not self._scheduled:
             self._rates = rates_of(self.optimizer)
-        if self._looks > LOOKS:
-            return
-        after = marked(host_groups(self.optimizer)[0])
-        for key, value in after.items():
-            if key not in self._options or value != self._options[key]:
-                self._counters.add(key)
+        self._counters.after_step(self.optimizer)
 
     def _loading(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
         self._rates = None
@@ -397,6 +408,7 @@ class SeedGroups:
 
     def forget_gradients(self) -> None:
         self._stash.drop()
+        self._earlier.drop()
         _clear(self._on())
 
     def _follow_rates(self) -> None:
@@ -412,23 +424,25 @@ class SeedGroups:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         self._backward.check()
         self.ranks.check()
+        self._settle()
         if self.learning or self._stash:
-            self._take_those_of_seeds(optimizer)
+            _take_those_of_seeds(self, optimizer)
 
-    @torch.no_grad()
-    def _take_those_of_seeds(self, optimizer: Any) -> None:
-        scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
-        self._stash.hand_back(unscaling(scaler, optimizer))
-        if self.gradient_stats is None or not self.learning:
-            return  # the host's statistics are read beside those of a seed only
-        seeds = [self._parameters[name] for name in self.learning]
-        self.ranks.average(list(chain.from_iterable(seeds)))
-        for name, parameters in zip(self.learning, seeds, strict=True):
-            if any(p.grad is not None for p in parameters):
-                self._reached.add(name)
-        scale = getattr(optimizer, "grad_scale", None)
-        for skipped in clip_seeds([self.host, *seeds], self.gradient_stats, self.config, scale, scaler is not None):
-            _clear(seeds[skipped - 1])
+
+@torch.no_grad()
+def _take_those_of_seeds(groups: SeedGroups, optimizer: Any) -> None:
+    scaler = scaler_of_step(groups.scaler, optimizer, groups.optimizer)
+    groups._stash.hand_back(unscaling(scaler, optimizer))
+    if groups.gradient_stats is None or not groups.learning:
+        return  # the host's statistics are read beside those of a seed only
+    seeds = [groups._parameters[name] for name in groups.learning]
+    groups.ranks.average(list(chain.from_iterable(seeds)))
+    for name, parameters in zip(groups.learning, seeds, strict=True):
+        if any(p.grad is not None for p in parameters):
+            groups._reached.add(name)
+    scale = getattr(optimizer, "grad_scale", None)
+    for skipped in clip_seeds([groups.host, *seeds], groups.gradient_stats, groups.config, scale, scaler is not None):
+        _clear(seeds[skipped - 1])
 
 
 def first_rate(optimizer: Optimizer) -> float:
@@ -460,18 +474,10 @@ def _is_cleared(host: Collection[Tensor]) -> bool:
     for parameter in host:
         if not parameter.requires_grad:
             continue
-        if _has_gradient(parameter):
+        if has_gradient(parameter):
             return False
         trained = True
     return trained
-
-
-def _has_gradient(parameter: Tensor) -> bool:
-    """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
-    if parameter.grad is None:
-        return False
-    values = measurable(parameter.grad)
-    return values is None or bool(values.any())
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

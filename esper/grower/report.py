@@ -68,6 +68,8 @@ def read_score(result: object, epoch: int, finite: bool = True) -> Score:
         ValueError: a score is not finite; never if ``finite`` is False.
     """
     loss = None
+    if isinstance(result, list) and len(result) == 2:
+        raise TypeError("evaluate returned a list of two; return a tuple (score or scores, loss), or an array")
     if isinstance(result, tuple):
         if len(result) != 2:
             raise TypeError(f"evaluate returned a tuple of {len(result)}; return {FORMS}")
@@ -103,7 +105,7 @@ def _numbers(value: object) -> NDArray[np.float64]:
     try:
         if isinstance(value, Tensor):
             value = value.detach().to("cpu", torch.float64).numpy()
-        if value is not None:  # which NumPy reads as NaN
+        if value is not None and np.asarray(value).dtype.kind in "biufO":  # it reads None as NaN, and digits in texts
             return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         pass

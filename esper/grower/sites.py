@@ -17,12 +17,11 @@ from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
-from esper.data.rng import kept_generators
 from esper.grower.gradients import with_graph
 from esper.grower.passes import PassHook
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
-from esper.hosts.example import cloned, is_transformed, outputs_for
+from esper.hosts.example import cloned, is_transformed, kept_attributes, kept_state, outputs_for
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
@@ -36,6 +35,7 @@ from esper.hosts.seed_hook import (
     without_copied_hooks,
 )
 from esper.hosts.sources import SitePath
+from esper.ops.torch_state import kept_generators
 from esper.training.delta import delta_of, straight_through
 from esper.training.rng import SeedDraws
 from esper.training.shadow import ShadowBuffers, copied_buffers
@@ -189,7 +189,8 @@ class SiteHooks:
         self._shadowed = name
         self.passes.shadow = True
         try:
-            with self.own_buffers[name].in_place(), copied_buffers(others), kept_generators(self.devices):
+            own = self.own_buffers[name]
+            with kept_attributes(self.model), own.in_place(), copied_buffers(others), kept_generators(self.devices):
                 yield
         finally:
             self._shadowed = None
@@ -241,14 +242,7 @@ class SiteHooks:
         site = self.sites.get(slot)
         if site is None or site.planted is None:
             return None, 0.0, {}
-        place = site.place
-        recipe = {
-            "blueprint": site.planted.blueprint.name,
-            "topology": place.topology,
-            "order": list(place.order),
-            "style": site.planted.style.name,
-            "channels": site.planted.module.channels,
-        }
+        recipe = site.recipe
         if slot in self.between:
             recipe["between"] = list(self.between[slot].parts)
         if not site.on:
@@ -367,7 +361,7 @@ def _let_rest(hooks: SiteHooks) -> None:
 
 @contextmanager
 def aside(hooks: SiteHooks) -> Iterator[None]:
-    """Lets passes run that are no training: no seed learns in them, nothing is noted, and buffers are copies."""
+    """Lets passes run that are no training: no seed learns in them, nothing is noted, and no state stays."""
     passes = hooks.passes
     noted = passes.last, passes.samples, hooks.learned, hooks._fresh
     hooks.learned = set()
@@ -376,7 +370,7 @@ def aside(hooks: SiteHooks) -> Iterator[None]:
     passes.shadow = True
     seeds = [site.seed for site in hooks.sites.values() if site.seed is not None]
     try:
-        with ShadowBuffers(hooks.model).in_place(), copied_buffers(seeds), kept_generators(hooks.devices):
+        with kept_state(hooks.model), copied_buffers(seeds), kept_generators(hooks.devices):
             yield
     finally:
         last, samples, learned, fresh = noted
@@ -434,9 +428,12 @@ def _move_along(hooks: SiteHooks) -> None:
 
 
 def _warn_of_loading(hooks: SiteHooks) -> None:
-    """Warns once of a state that was loaded into the model while seeds were on, which it does not hold."""
+    """Warns once of a state that was loaded into the model while seeds were on, which it does not hold.
+
+    Before the first pass, a loop that resumes loads the state that belongs to the Grower's.
+    """
     on = [name for name, site in hooks.sites.items() if site.on]
-    if on and not hooks.said_loading:
+    if on and hooks.passes.last is not None and not hooks.said_loading:
         hooks.said_loading = True
         warnings.warn(
             f"a state was loaded into the model while it grows; the seeds in slot {', '.join(on)} are no part of "

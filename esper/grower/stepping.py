@@ -451,7 +451,35 @@ def arguments_of(optimizer: Optimizer) -> tuple[str, ...]:
     return tuple(key for key in arguments if key in options and key not in NOT_INHERITED)
 
 
-def marked(group: Group) -> dict[str, Any]:
+class StepCounters:
+    """Options of an optimizer's groups that its steps change, such as a counter, which are no seed's to begin with."""
+
+    LOOKS = 4
+    """Steps of an epoch after which changed options are looked for, as that costs time."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._looks = self.LOOKS
+        self._before: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Compares options in the next steps."""
+        self._looks = self.LOOKS
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        if self._looks:
+            self._before = _marked(host_groups(optimizer)[0])
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        if not self._looks:
+            return
+        self._looks -= 1
+        for key, value in _marked(host_groups(optimizer)[0]).items():
+            if key not in self._before or value != self._before[key]:
+                self.names.add(key)
+
+
+def _marked(group: Group) -> dict[str, Any]:
     """Returns the options of a group, so that two of them tell which have changed; tensors are not read."""
     marks: dict[str, Any] = {}
     for key, value in group.items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from inspect import unwrap
 from types import MethodType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import maybe_current_level
@@ -18,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import ConfigError
 from esper.hosts.host import kept_modes
+from esper.ops.torch_state import kept_generators
 
 
 def as_it_is(output: object) -> object:
@@ -49,6 +53,8 @@ def outputs_for(
     try:
         with torch.no_grad(), as_before(network) as gpus, full_products():
             torch.default_generator.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002  models may draw from it
             for gpu in gpus:
                 torch.cuda.default_generators[gpu.index].manual_seed(0)
             network.train(training)
@@ -74,7 +80,7 @@ def as_before(network: nn.Module) -> Iterator[list[torch.device]]:
         if tensor.device.type == "cuda":
             devices.add(tensor.device)
     gpus = sorted(devices, key=str)
-    with kept_state(network), kept_modes(network), torch.random.fork_rng(devices=gpus):
+    with kept_state(network), kept_modes(network), kept_generators(gpus):
         yield gpus
 
 
@@ -117,34 +123,150 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def cloned(values: Any) -> Any:
-    """Returns a deep copy of nested values with copies of their tensors."""
+    """Returns a deep copy of nested values and their tensors; what has no copy, such as a file, is itself."""
     # Tensors are cloned: deepcopy takes no part of a graph, and copies all of the data that a tensor is a part of.
     memo = {id(tensor): tensor.detach().clone() for tensor in tensors_in(values)}
-    return copy.deepcopy(values, memo)
+    return _copied(values, memo)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Returns a deep copy of ``value`` as far as there is one; ``memo`` has copies by the identity of objects."""
+    try:
+        return copy.deepcopy(value, dict(memo))
+    except Exception:  # whatever a user's class raises
+        if type(value) is dict:
+            return {key: _copied(member, memo) for key, member in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(_copied(member, memo) for member in value)
+        return value
 
 
 @contextmanager
 def kept_state(network: nn.Module) -> Iterator[None]:
     """Restores buffers and attributes of every module: a pass may count its calls, or keep a state for the next."""
-    modules = [(module, dict(vars(module)), dict(module._buffers)) for module in network.modules()]
-    values = []
+    buffers = [(module, dict(module._buffers)) for module in network.modules()]
+    contents = _Contents()
     for buffer in network.buffers():
-        if buffer.is_inference():
-            continue
-        values.append((buffer, buffer._version, buffer.detach().clone()))
+        contents.note(buffer)
+    try:
+        with kept_attributes(network):
+            yield
+    finally:
+        for module, present in buffers:
+            module._buffers.clear()
+            module._buffers.update(present)
+        contents.restore()
+
+
+@contextmanager
+def kept_attributes(network: nn.Module) -> Iterator[None]:
+    """Restores what the modules of ``network`` keep elsewhere than in parameters and buffers.
+
+    That is their attributes, with the contents of tensors, arrays, containers and objects that hold no more than these.
+    """
+    attributes = [(module, dict(vars(module))) for module in network.modules()]
+    contents = _Contents()
+    for _, present in attributes:
+        for name, value in present.items():
+            if name not in _OF_TORCH:
+                contents.note(value)
     try:
         yield
     finally:
-        for module, attributes, buffers in modules:
-            for name in vars(module).keys() - attributes.keys():
+        for module, present in attributes:
+            for name in vars(module).keys() - present.keys():
                 del vars(module)[name]
-            vars(module).update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
-        for buffer, version, value in values:
-            # Others may be expanded, which cannot be written to, or a part of a graph that is still to run backward.
-            if buffer._version != version or _differ(buffer, value):
-                buffer.copy_(value)
+            vars(module).update(present)
+        contents.restore()
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of each module, such as its hooks, which may come and go in a pass."""
+_CHANGING = (
+    list,
+    dict,
+    set,
+    deque,
+    OrderedDict,
+    defaultdict,
+)
+"""Containers whose contents change; exactly these, as others may do more than to contain."""
+_DATA = (
+    *_CHANGING,
+    tuple,
+    Tensor,
+    np.ndarray,
+    int,
+    float,
+    str,
+    type(None),
+)
+
+
+class _Contents:
+    """The present contents of tensors, arrays and containers, and of those in these containers."""
+
+    def __init__(self) -> None:
+        self._tensors: list[_Value] = []
+        self._arrays: list[tuple[Any, Any]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._known: set[int] = set()
+
+    def note(self, value: Any) -> None:
+        kind = type(value)
+        if kind in (int, str, float, bool) or value is None or id(value) in self._known:
+            return
+        self._known.add(id(value))
+        if isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter) and not value.is_inference():
+                self._tensors.append(_Value(value))
+        elif kind is np.ndarray:
+            self._arrays.append((value, value.copy()))
+        elif kind in _CHANGING or isinstance(value, tuple):
+            if kind in _CHANGING:
+                self._containers.append((value, copy.copy(value)))
+            members = value
+            if isinstance(value, dict):
+                members = value.values()
+            for member in list(members):
+                self.note(member)
+        elif _is_data(value):
+            self.note(vars(value))
+
+    def restore(self) -> None:
+        for value in self._tensors:
+            value.restore()
+        for array, before in self._arrays:
+            array[...] = before
+        for container, before in self._containers:
+            container.clear()
+            if isinstance(container, dict | set):
+                container.update(before)
+            else:
+                container.extend(before)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether an object, such as a counter, only holds data; others may be locked, shared or large."""
+    held = getattr(value, "__dict__", None)
+    if type(held) is not dict or callable(value):
+        return False
+    return all(isinstance(member, _DATA) for member in held.values())
+
+
+class _Value:
+    """The present value of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._version = tensor._version
+        self._before = tensor.detach().clone()
+
+    def restore(self) -> None:
+        # Others may be expanded, which cannot be written to, or a part of a graph that is still to run backward.
+        if self._tensor._version != self._version or _differ(self._tensor, self._before):
+            with torch.no_grad():
+                self._tensor.copy_(self._before)
 
 
 def _differ(buffer: Tensor, value: Tensor) -> bool:
@@ -192,13 +314,18 @@ def is_transformed() -> bool:
 def _members(output: object) -> Iterable[object]:
     if isinstance(output, Mapping):
         return output.values()
-    if isinstance(output, list | tuple):
+    if isinstance(output, list | tuple | deque):
         return output
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return [getattr(output, field.name) for field in dataclasses.fields(output)]
     if callable(output):  # a function, a class, a module
         return ()
-    return list(getattr(output, "__dict__", {}).values())
+    slots = getattr(type(output), "__slots__", ())
+    if isinstance(slots, str):
+        slots = (slots,)
+    members = list(getattr(output, "__dict__", {}).values())
+    members += [getattr(output, name, None) for name in slots]
+    return members
 
 
 def difference(

@@ -140,7 +140,7 @@ def require_features(where: str, h: object) -> Tensor:
         raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
     if h.is_nested:
         raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
-    if not h.is_floating_point():
+    if not h.is_floating_point() or not h.dim():
         raise ConfigError(f"{where} returns {h.dtype} of shape {tuple(h.shape)}; seeds need floating-point features")
     return h
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -30,3 +31,16 @@ def training_state() -> Iterator[None]:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, dtype)
         yield
+
+
+@contextmanager
+def kept_generators(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Restores the global generators of torch (the CPU's and those of GPUs), NumPy and Python after a block."""
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002  models, data sets and loops may draw from it
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

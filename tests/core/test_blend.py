@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from esper.core.action import ALPHA_CURVES
 from esper.core.action import STYLES as STYLE_NAMES
@@ -167,3 +168,12 @@ def test_a_second_derivative_is_that_of_the_formula() -> None:
     torch.testing.assert_close(
         second, 2 * weights.detach()
     )  # below the limit the gradient is the weights
+
+
+def test_a_forward_derivative_is_that_of_the_features() -> None:
+    h, d = torch.randn(3, 4), torch.randn(3, 4)
+    tangent = torch.randn(3, 4)
+    with forward_ad.dual_level():
+        out = pass_through(forward_ad.make_dual(h, tangent), d)
+        assert torch.equal(forward_ad.unpack_dual(out).tangent, tangent)
+        assert forward_ad.unpack_dual(pass_through(h, d)).tangent is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+import warnings
 from functools import partial
 from typing import Any
 
@@ -147,3 +149,45 @@ def test_after_its_end_a_grower_only_tells_what_grew(end: str) -> None:
     grower.close()
     assert str(grower.summary()) == told
     assert weights(loop.model).keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"epochs": 20}, "horizon=14, not 20"),
+        ({"epochs": 7}, "horizon=14, not 7"),
+        ({"controller": "heuristic"}, "not 'heuristic'"),
+        ({"sites": {"r0c0": "body.2", "r0c1": "body.0"}}, "'r0c0': 'body.0'"),
+        ({"sites": ["body.0"]}, "'r0c1': 'body.2'"),
+        ({"governor": True}, "governor=False, not True"),
+        ({"points": 1.0}, "points=100.0, not 1.0"),
+        ({"incubation": "shadow"}, "incubation='ste', not 'shadow'"),
+    ],
+)
+def test_a_state_of_a_grower_with_other_arguments_is_refused(
+    other: dict[str, Any], named: str
+) -> None:
+    """Seeds would be planted at other sites, or scores compared in other units."""
+    state = Loop().run(6).grower.state_dict()
+    loop = Loop(**other)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        loop.grower.load_state_dict(state)
+    assert len(loop.optimizer.param_groups) == 1
+
+
+def test_a_loop_that_resumes_is_not_told_that_its_seeds_are_no_part_of_the_state() -> (
+    None
+):
+    first = Loop().run(6)
+    states = [
+        copy.deepcopy(part.state_dict())
+        for part in (first.grower, first.model, first.optimizer)
+    ]
+    second = Loop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for part, state in zip(
+            (second.grower, second.model, second.optimizer), states, strict=True
+        ):
+            part.load_state_dict(state)
+    assert second.grower.hooks.sites["r0c0"].on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -318,3 +319,16 @@ def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
     ):
         model = loop.grower.finish(merge=True)
     assert torch.equal(outputs(model), wanted)
+
+
+def test_growth_ends_before_it_warns_of_seeds_that_stay() -> None:
+    """Warnings may be errors, and the merge is made by then."""
+    loop = Loop().run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="stay modules"):
+            loop.grower.finish(merge=True)
+    assert loop.grower.groups.closed
+    assert loop.grower.record.summary.parameters > sum(
+        p.numel() for p in net().parameters()
+    )

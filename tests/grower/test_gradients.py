@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from esper.grower.gradients import (
     measure,
 )
 from esper.ops.grad_stats import grad_stats
-from tests.grower.loops import Loop, net
+from tests.grower.loops import Loop, X, Y, net, same, weights
 
 CPU = torch.device("cpu")
 DENSE = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
@@ -167,3 +168,73 @@ def test_a_step_without_gradients_of_the_model_decides_nothing() -> None:
     with pytest.raises(ConfigError, match="by hand"):
         watch.check()
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def polluted(loop: Loop, x: Tensor, y: Tensor, late: bool, clear: Any) -> None:
+    """A step after another network's loss has left gradients, as that of a generator does in its discriminator."""
+    (-10 * nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
+    if not late:
+        clear(loop)
+    loss = nn.functional.cross_entropy(loop.model(x), y)
+    if late:
+        clear(loop)
+    loss.backward()  # type: ignore[no-untyped-call]
+    loop.optimizer.step()
+
+
+def seeds_of(loop: Loop) -> dict[str, Tensor]:
+    return weights(loop.grower.hooks.sites["r0c0"].seed)
+
+
+@pytest.mark.parametrize("epochs", [3, 7])  # incubating, and blended in
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda loop: loop.optimizer.zero_grad(),
+        lambda loop: loop.model.zero_grad(),
+        lambda loop: loop.optimizer.zero_grad(set_to_none=False),
+    ],
+)
+def test_gradients_count_from_the_last_clearing_on_also_if_it_follows_the_pass(
+    clear: Any, epochs: int
+) -> None:
+    loops = []
+    for late in (False, True):
+        step = partial(polluted, late=late, clear=clear)
+        loops.append(Loop(step=step).run(epochs))
+    first, second = loops
+    assert same(weights(first.model), weights(second.model))
+    assert same(seeds_of(first), seeds_of(second))
+
+
+@pytest.mark.parametrize("epochs", [3, 7])
+def test_gradients_of_several_passes_are_added_up(epochs: int) -> None:
+    loop = Loop().run(epochs)
+    seed = loop.grower.hooks.sites["r0c0"].seed
+    parameter = next(p for p in seed.parameters() if p.requires_grad)
+    arrived: list[Tensor] = []
+    parameter.register_hook(lambda gradient: arrived.append(gradient.clone()))
+    loop.model.train()
+    for rows in torch.arange(64).split(16):
+        nn.functional.cross_entropy(loop.model(X[rows]), Y[rows]).backward()  # type: ignore[no-untyped-call]
+    assert len(arrived) == 4
+    torch.testing.assert_close(
+        loop.grower.groups.gradient(parameter), torch.stack(arrived).sum(0)
+    )
+
+
+def test_gradients_wait_for_a_step_through_passes_without_a_loss() -> None:
+    stepped = []
+    for extra in (False, True):
+
+        def step(loop: Loop, x: Tensor, y: Tensor, extra: bool = extra) -> None:
+            loop.optimizer.zero_grad()
+            nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+            if extra:
+                loop.model.body[3].eval()
+                loop.model(x)
+                loop.model.train()
+            loop.optimizer.step()
+
+        stepped.append(seeds_of(Loop(step=step).run(3)))
+    assert same(*stepped)

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS
-from esper.data.rng import kept_generators
+from esper.ops.torch_state import kept_generators
 from esper.training.rng import SeedDraws
-from tests.grower.loops import Loop, X, Y, do, net, plant, same, script, weights
+from tests.grower.loops import Loop, X, Y, do, net, plant, same, scores, script, weights
 
 TRAINING = {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0")}
 
@@ -90,3 +90,42 @@ def test_a_seed_that_draws_goes_on_from_pass_to_pass_and_from_a_saved_state() ->
     with other.own():
         assert torch.equal(torch.rand(3), second)
     assert not SeedDraws(nn.Linear(8, 8), torch.ones(2, 8), 5).needed  # type: ignore[arg-type]
+
+
+class Remembers(nn.Module):
+    """Counts its passes in a list, and moves a plain tensor in each, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.passes: list[int] = []
+        self.mean = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.append(len(x))
+        y = self.net(x + 0.01 * random.random())
+        self.mean.lerp_(y.detach().mean(0), 0.1)
+        return y - self.mean  # type: ignore[no-any-return]
+
+
+def test_passes_of_a_grower_leave_the_state_of_a_model_as_one_validation_does() -> None:
+    results = []
+    for grows in (True, False):
+        model = Remembers()
+        sites = {"r0c0": "net.body.0"}
+        controller = script(TRAINING) if grows else None
+        loop = Loop(model=model, controller=controller, sites=sites, topology=None)
+        random.seed(4)
+        for _ in range(5):
+            loop.train()
+            if grows:
+                loop.steps.append(loop.grower.step(scores))
+            else:
+                with kept_generators():
+                    scores(model)
+                model.train()
+        results.append((weights(model), model.passes, model.mean))
+    assert loop.epoch == 5
+    assert same(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+    assert torch.equal(results[0][2], results[1][2])

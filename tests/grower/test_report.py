@@ -21,6 +21,8 @@ from tests.grower.loops import Loop, do, plant, scores, script
         (torch.ones(1), TypeError, "n >= 2"),
         ((1.0, 2.0, 3.0), TypeError, "tuple of 3"),
         ("good", TypeError, "returned str"),
+        ("0.5", TypeError, "returned str"),
+        ([0.5, 1.0], TypeError, r"list of two; return a tuple"),
         (None, TypeError, "returned NoneType"),
     ],
 )

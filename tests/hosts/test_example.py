@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -123,3 +128,66 @@ def test_statistics_of_a_batch_norm_are_restored_after_a_training_pass() -> None
     outputs_of(norm, torch.randn(8, 3) + 5, training=True)
     assert torch.equal(norm.running_mean, torch.zeros(3))
     assert torch.equal(norm.running_var, torch.ones(3))
+
+
+class Remembers(nn.Module):
+    """Keeps a state of every kind, but in no buffer, and draws from all generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(3)
+        self.counts = {"passes": 0}
+        self.sizes: deque[int] = deque(maxlen=2)
+        self.nested = [(torch.zeros(()), [0])]
+        self.array = np.zeros(2)
+        self.meter = SimpleNamespace(total=0.0, values=[])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.5)
+        self.counts["passes"] += 1
+        self.sizes.append(len(x))
+        self.nested[0][0].add_(1)
+        self.nested[0][1].append(1)
+        self.array += 1
+        self.meter.total += float(x.detach().sum())
+        self.meter.values.append(self.meter.total)
+        drawn = random.random() + float(np.random.rand())  # noqa: NPY002
+        return x - self.mean + drawn + self.meter.total
+
+    @property
+    def state(self) -> str:
+        return str(
+            [
+                vars(self)[name]
+                for name in ("mean", "counts", "sizes", "nested", "array", "meter")
+            ]
+        )
+
+
+def test_a_pass_leaves_no_trace_in_what_attributes_hold() -> None:
+    network = Remembers()
+    network(torch.ones(2, 3))
+    before, drawn = network.state, (random.getstate(), np.random.get_state()[2])  # noqa: NPY002
+    holders = [
+        id(vars(network)[name]) for name in ("counts", "sizes", "nested", "meter")
+    ]
+    first, second = (outputs_of(network, X) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert network.state == before
+    assert (random.getstate(), np.random.get_state()[2]) == drawn  # noqa: NPY002
+    assert [
+        id(vars(network)[name]) for name in ("counts", "sizes", "nested", "meter")
+    ] == holders
+
+
+def test_arguments_without_a_copy_are_handed_over_as_they_are() -> None:
+    lock = threading.Lock()
+    kept: list[Any] = []
+    network = Echo()
+    network.register_forward_hook(lambda _module, inputs, _output: kept.extend(inputs))
+    with open(__file__) as file:
+        outputs_of(network, (X, {"lock": lock, "x": X}, [file, X]))
+    assert kept[1]["lock"] is lock
+    assert kept[2][0] is file
+    assert kept[1]["x"] is not X
+    assert kept[2][1] is not X

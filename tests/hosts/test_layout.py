@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.hosts.layout import check_channels, check_module, width_of
+from esper.hosts.layout import check_channels, check_module, require_features, width_of
 
 
 def compiled(module: nn.Module) -> Any:
@@ -157,3 +157,10 @@ def test_the_width_of_a_layer() -> None:
         nn.ReLU(): None,
     }
     assert [width_of(layer) for layer in widths] == list(widths.values())
+
+
+def test_a_number_is_no_site() -> None:
+    with pytest.raises(
+        esper.ConfigError, match=r"of shape \(\); seeds need floating-point"
+    ):
+        require_features("slot r0c0: loss", (torch.ones(2, 3).mean()))

@@ -123,6 +123,7 @@ def _of_rule(grower: esper.Grower) -> dict[str, Any]:
     state = grower.state_dict()
     return {
         **state,
+        "arguments": {**state["arguments"], "controller": "heuristic"},
         "controller": {
             "episode": [0],
             "steps": [3],

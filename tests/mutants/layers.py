@@ -176,8 +176,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the statistics of a BatchNorm stay those of a trial pass",
             "esper/hosts/example.py",
-            "buffer._version != version or _differ(buffer, value)",
-            "buffer._version != version",
+            "self._tensor._version != self._version or _differ(self._tensor, self._before)",
+            "self._tensor._version != self._version",
             "tests/hosts/test_example.py::test_statistics_of_a_batch_norm_are_restored_after_a_training_pass",
         ),
     ],
