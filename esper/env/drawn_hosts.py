@@ -23,7 +23,7 @@ from esper.env.catalog import BlueprintCatalog
 from esper.env.merging import Merger
 from esper.env.rank_hosts import RankedBackend, RankGroup, RankServer
 from esper.env.training_backend import TrainingBackend
-from esper.exam.context import VALIDATION, WIDEST, task_of
+from esper.exam.context import VALIDATION, WIDEST, Context, task_of
 from esper.exam.sources import load_source
 from esper.telemetry.span import Spans
 from esper.training.counterfactual import max_configurations
@@ -36,6 +36,9 @@ from esper.training.metrics import make_metrics
 Contexts = NDArray[np.object_]
 """A :class:`Context` for each host, [E]."""
 
+_MERGERS: dict[tuple[Any, ...], Merger] = {}
+"""By architecture, and what can be planted: finding the sizes of one takes longer than an epoch."""
+
 _task_of = lru_cache(maxsize=4)(task_of)
 """Neighbours often have the same context."""
 
@@ -44,7 +47,7 @@ class DrawnHosts(TrainingBackend):
     """Hosts in training, each of the context of its episode.
 
     Args:
-        contexts: those of the first hosts, until :meth:`draw` gives others, [E].
+        first: the context of a host that stands for all until they are drawn.
         indices: env indices of the hosts.
         run: workers and device of this process.
         config: that of all hosts, but for what their contexts say.
@@ -54,7 +57,7 @@ class DrawnHosts(TrainingBackend):
 
     def __init__(
         self,
-        contexts: Contexts,
+        first: Context,
         indices: Sequence[int],
         run: RunConfig,
         config: ResolvedConfig,
@@ -63,29 +66,27 @@ class DrawnHosts(TrainingBackend):
     ) -> None:
         self.config = config
         self.spec = spec
-        self.registry = BLUEPRINTS.copy()
-        self.contexts = contexts.copy()
+        self.contexts: Contexts = np.full(len(indices), None)
         self._indices = indices
-        self._mergers: dict[tuple[Any, ...], Merger] = {}
         self._totals = make_metrics(
             len(indices),
             torch.device("cpu"),
             max_configurations(len(spec.slots)),
             VALIDATION,
         )
-        hosts = [self._host(row) for row in range(len(indices))]
+        host = self._host(0, first)
         executor = make_executor(run, torch.device("cpu"))
-        self.execution = prepare_hosts(run, hosts, executor)
+        self.execution = prepare_hosts(run, [host], executor)
+        self.first = self._merger(host, first)
+        """What knows the sizes of the host of the first context."""
         super().__init__(
-            HostTrainer(hosts[0].task, hosts, executor),
-            self._merger(hosts[0], 0).catalog,
+            HostTrainer(host.task, [host] * len(indices), executor),
+            self.first.catalog,
             spans,
         )
         # So they are in all hosts, also if the first one is too wide for some.
         self.at_once = np.ones(len(spec.blueprints), dtype=np.bool_)
         self.only_added = np.ones(len(spec.blueprints), dtype=np.bool_)
-        for row, host in enumerate(self.hosts):
-            host.merger = self._merger(host.training, row)
 
     def draw(self, where: Bools, contexts: Contexts) -> list[Choices]:
         """Gives the hosts of ``where`` bool [E] their ``contexts`` [E], with new hosts where these are others.
@@ -94,17 +95,18 @@ class DrawnHosts(TrainingBackend):
         """
         sizes = []
         for row in np.flatnonzero(where).tolist():
-            if contexts[row] != self.contexts[row]:
-                self.contexts[row] = contexts[row]
-                training = self._host(row)
+            context = contexts[row]
+            if context != self.contexts[row]:
+                self.contexts[row] = context
+                training = self._host(row, context)
                 self.trainer.replace(row, training)
-                self.hosts[row] = self.host_of(training, row, self._merger(training, row))
+                self.hosts[row] = self.host_of(training, row, self._merger(training, context))
             host = self.hosts[row]
             sizes.append(host.merger.sizes_of_new(host.training))
         return sizes
 
-    def _host(self, row: int) -> HostTraining:
-        task = _task_of(self.contexts[row])
+    def _host(self, row: int, context: Context) -> HostTraining:
+        task = _task_of(context)
         return HostTraining(self._indices[row], task, self._config_of(task), self._totals[row])
 
     def _config_of(self, task: Task) -> HostTrainingConfig:
@@ -116,26 +118,31 @@ class DrawnHosts(TrainingBackend):
         config = self.config.with_values(env=of_task)
         return resolve_task(config, task)
 
-    def _merger(self, training: HostTraining, row: int) -> Merger:
-        """Returns what knows the sizes of hosts of this architecture."""
-        context = self.contexts[row]
+    def _merger(self, training: HostTraining, context: Context) -> Merger:
+        """Returns what knows the sizes of hosts of this architecture, in all envs of the process."""
         source = load_source(context.source)
-        key = (context.width, source.classes, source.x[0].shape)
-        if key not in self._mergers:
+        key = (
+            context.width,
+            source.classes,
+            source.x[0].shape,
+            self.spec,
+            self.config.env.at_once,
+        )
+        if key not in _MERGERS:
             host = training.host
             widest = WIDEST[context.topology]
             if source.images:
                 widest *= 2  # the second block has twice the width of the first one
-            self._mergers[key] = Merger(
+            _MERGERS[key] = Merger(
                 BlueprintCatalog(
                     host.topology,
                     host.sites,
-                    self.registry,
+                    BLUEPRINTS,
                     self.spec,
                     widest,
                 )
             )
-        return self._mergers[key]
+        return _MERGERS[key]
 
 
 class RankDrawnHosts(RankGroup, DrawnHosts):
@@ -144,7 +151,7 @@ class RankDrawnHosts(RankGroup, DrawnHosts):
 
     def __init__(
         self,
-        contexts: Contexts,
+        first: Context,
         indices: Sequence[int],
         run: RunConfig,
         config: ResolvedConfig,
@@ -152,7 +159,7 @@ class RankDrawnHosts(RankGroup, DrawnHosts):
     ) -> None:
         count = len(indices)
         self.state = EnvState.fresh(count, slots=Slots.fresh(count, len(spec.slots)))
-        DrawnHosts.__init__(self, contexts, indices, run, config, spec, Spans())
+        DrawnHosts.__init__(self, first, indices, run, config, spec, Spans())
 
 
 class RankedDrawnHosts(RankedBackend):
@@ -160,12 +167,12 @@ class RankedDrawnHosts(RankedBackend):
 
     Args:
         local: the hosts of this rank, the first ones.
-        contexts: those of all hosts, [E].
+        first: the context of the hosts until they are drawn.
     """
 
-    def __init__(self, ranks: RunRanks, local: DrawnHosts, contexts: Contexts) -> None:
-        self._first = contexts
-        super().__init__(ranks, local, local.config, range(len(contexts)))
+    def __init__(self, ranks: RunRanks, local: DrawnHosts, first: Context) -> None:
+        self._first = first
+        super().__init__(ranks, local, local.config, range(local.config.env.n_envs))
 
     def draw(self, where: Bools, contexts: Contexts) -> list[Choices]:
         """Gives hosts of all ranks their contexts, see :meth:`DrawnHosts.draw`."""
@@ -177,20 +184,19 @@ class RankedDrawnHosts(RankedBackend):
     def _making(
         self,
         indices: Sequence[int],
-        rows: slice,
         config: ResolvedConfig,
     ) -> Call:
-        return make_on_rank, self.name, config, self._first[rows], tuple(indices), self.local.catalog.spec
+        return make_on_rank, self.name, config, self._first, tuple(indices), self.local.catalog.spec
 
 
 def make_on_rank(
     server: RankServer,
     name: int,
     config: ResolvedConfig,
-    contexts: Contexts,
+    first: Context,
     indices: Sequence[int],
     spec: ActionSpec,
 ) -> None:
     """Makes the group ``name`` of hosts on the rank of ``server``."""
     run = server.ranks.own(config.run)
-    server.groups[name] = RankDrawnHosts(contexts, indices, run, config, spec)
+    server.groups[name] = RankDrawnHosts(first, indices, run, config, spec)

@@ -226,14 +226,13 @@ class RankedBackend(Backend):
 
         calls = {}
         for rank, rows in self.shares.items():
-            calls[rank] = self._making(indices[rows], rows, config)
+            calls[rank] = self._making(indices[rows], config)
         ranks.start(calls)
         ranks.finish()
 
     def _making(
         self,
         indices: Sequence[int],
-        rows: slice,
         config: ResolvedConfig,
     ) -> Call:
         """Returns the call that makes the hosts of a rank, which have these env indices."""

@@ -127,15 +127,13 @@ class VariedVectorEnv(SlotVectorEnv):
         self.group = config.ppo.group or 1
         """Number of envs in a row whose episodes are of one context."""
         self.num_envs = envs
-        self.contexts: Contexts = np.empty(envs, dtype=object)
+        self.contexts: Contexts = np.full(envs, self.context_of(config.run.seed, 0, 0))
         """The context of each env's episode."""
-        for row in range(envs):
-            self.contexts[row] = self.context_of(config.run.seed, row, 0)
         spec = ActionSpec(SLOTS, config.env.blueprints or BLUEPRINTS_OFFERED)
         spans = Spans(marks=config.telemetry.debug)
         mine = range(envs) if ranks is None else ranks.share(envs)
         local = DrawnHosts(
-            self.contexts[mine.start : mine.stop],
+            self.contexts[0],
             mine,
             config.run if ranks is None else ranks.own(config.run),
             config,
@@ -143,8 +141,8 @@ class VariedVectorEnv(SlotVectorEnv):
             spans,
         )
         self.execution = local.execution
-        backend = local if ranks is None else RankedDrawnHosts(ranks, local, self.contexts)
-        first = local.hosts[0].merger.sizes_of_new(local.hosts[0].training)
+        backend = local if ranks is None else RankedDrawnHosts(ranks, local, self.contexts[0])
+        first = local.first.sizes_of_new(local.hosts[0].training)
         zeros: dict[str, Any] = {field.name: np.zeros(envs) for field in fields(Setting)}
         super().__init__(
             config,
