@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from esper.exam.context import VALIDATION, WIDEST, Context, task_of
 from esper.exam.sources import load_source
 from esper.telemetry.span import Spans
 from esper.training.counterfactual import max_configurations
-from esper.training.execution.ranks import Call, RunRanks
+from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
@@ -78,7 +78,7 @@ class DrawnHosts(TrainingBackend):
         executor = make_executor(run, torch.device("cpu"))
         self.execution = prepare_hosts(run, [host], executor)
         self.first = self._merger(host, first)
-        """What knows the sizes of the host of the first context."""
+        """Knows the sizes of the host of the first context."""
         super().__init__(
             HostTrainer(host.task, [host] * len(indices), executor),
             self.first.catalog,
@@ -171,8 +171,8 @@ class RankedDrawnHosts(RankedBackend):
     """
 
     def __init__(self, ranks: RunRanks, local: DrawnHosts, first: Context) -> None:
-        self._first = first
-        super().__init__(ranks, local, local.config, range(local.config.env.n_envs))
+        config = local.config
+        super().__init__(ranks, local, config, range(config.env.n_envs), partial(make_on_rank, first=first))
 
     def draw(self, where: Bools, contexts: Contexts) -> list[Choices]:
         """Gives hosts of all ranks their contexts, see :meth:`DrawnHosts.draw`."""
@@ -181,21 +181,15 @@ class RankedDrawnHosts(RankedBackend):
             sizes += of_rank
         return sizes
 
-    def _making(
-        self,
-        indices: Sequence[int],
-        config: ResolvedConfig,
-    ) -> Call:
-        return make_on_rank, self.name, config, self._first, tuple(indices), self.local.catalog.spec
-
 
 def make_on_rank(
     server: RankServer,
     name: int,
     config: ResolvedConfig,
-    first: Context,
-    indices: Sequence[int],
     spec: ActionSpec,
+    indices: Sequence[int],
+    _governed: bool,
+    first: Context,
 ) -> None:
     """Makes the group ``name`` of hosts on the rank of ``server``."""
     run = server.ranks.own(config.run)

@@ -30,7 +30,7 @@ from esper.env.training_backend import TrainingBackend
 from esper.hosts.sizes import at_width
 from esper.telemetry.span import Spans
 from esper.training.execution.capabilities import bound_workspaces
-from esper.training.execution.ranks import Call, RunRanks
+from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import host_state, load_host_state
@@ -199,6 +199,7 @@ class RankedBackend(Backend):
         local: the hosts of this rank, the first ones.
         indices: env indices of all hosts, in the order of the arrays.
         config: that of all hosts.
+        make: makes the hosts of another rank; it takes what :meth:`RankServer.make` does.
     """
 
     def __init__(
@@ -207,6 +208,7 @@ class RankedBackend(Backend):
         local: TrainingBackend,
         config: ResolvedConfig,
         indices: range,
+        make: Callable[..., None] = RankServer.make,
     ) -> None:
         self.ranks = ranks
         self.local = local
@@ -226,17 +228,10 @@ class RankedBackend(Backend):
 
         calls = {}
         for rank, rows in self.shares.items():
-            calls[rank] = self._making(indices[rows], config)
+            of_rank = tuple(indices[rows])
+            calls[rank] = (make, self.name, config, local.catalog.spec, of_rank, local.governed)
         ranks.start(calls)
         ranks.finish()
-
-    def _making(
-        self,
-        indices: Sequence[int],
-        config: ResolvedConfig,
-    ) -> Call:
-        """Returns the call that makes the hosts of a rank, which have these env indices."""
-        return RankServer.make, self.name, config, self.local.catalog.spec, tuple(indices), self.local.governed
 
     def reset(
         self,
