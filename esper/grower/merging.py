@@ -197,12 +197,14 @@ class LoopMerger:
         merged = np.zeros(len(sites), dtype=np.bool_)
         parameters = np.zeros(len(sites), dtype=np.int64)
         flops = np.zeros(len(sites))
+        before = None
         for s in np.flatnonzero(due).tolist():
             site = sites[s]
             seed = site.planted
             if seed is None or seed.stays or self._rises(site.name):
                 continue
-            before = sizes_of_model(self.hooks)
+            if before is None:
+                before = sizes_of_model(self.hooks)
             seed.stays = self._merge(site, seed)
             if seed.stays:
                 continue
@@ -210,6 +212,7 @@ class LoopMerger:
             merged[s] = True
             parameters[s] = after[0] - before[0]
             flops[s] = after[1] - before[1]
+            before = after
         return merged, parameters, flops
 
     def _rises(self, name: str) -> bool:
