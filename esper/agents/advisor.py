@@ -24,6 +24,19 @@ UNIT = 10.0
 """Gains are learned in units of 10 pp."""
 LIMIT = 3.0
 """Entries are clamped to this many standard deviations of those that the advisor learned from."""
+LEAST = 1e-3
+"""Standard deviation of entries that never differed, from which nothing can be learned."""
+FACTS = {
+    "layers": 1,
+    "parameters": 2,
+    "operations": 3,
+    "inputs": 4,
+    "classes": 5,
+    "samples": 7,
+    "epochs": 10,
+    "steps": 11,
+}
+"""Numbers that an advisor names if they are far from those that it learned from, by their place in a plan."""
 WEIGHTS = Path(__file__).with_name("advisor.safetensors")
 
 
@@ -114,8 +127,10 @@ class Advisor(nn.Module):
             self.members.append(member)
 
     def scaled(self, plans: Tensor) -> Tensor:
-        """Returns plans [..., entries] in standard deviations of those that it learned from."""
-        return ((plans - self.mean) / self.deviation).clamp(-LIMIT, LIMIT)
+        """Returns plans [..., entries] in standard deviations of those that it learned from; 0 where these were all the
+        same."""
+        scaled = ((plans - self.mean) / self.deviation).clamp(-LIMIT, LIMIT)
+        return torch.where(self.deviation > LEAST, scaled, 0.0)
 
     def forward(self, plans: Tensor) -> Tensor:
         """Returns the gain of plans [..., entries] by each member, pp [members, ...]."""
@@ -138,7 +153,17 @@ class Advisor(nn.Module):
             f"{means[best]:+.1f} pp of layers {multiples[best]} times as wide, for {costs[best]:.1f} pp of parameters"
         )
         decision = "nothing grows" if chosen == 1 else "all layers grow"
-        return f"the advisor expects {found}: {decision}"
+        words = f"the advisor expects {found}: {decision}"
+        unlike = self.unlike(facts)
+        if unlike:
+            words += f"; it has not learned from networks and data with so many or few {' and '.join(unlike)}"
+        return words
+
+    def unlike(self, facts: HostFacts) -> list[str]:
+        """Returns the names of what is far from all that it learned from."""
+        plan = torch.from_numpy(facts.plans()[0]).float()
+        far = (plan - self.mean).abs() > LIMIT * self.deviation
+        return [name for name, entry in FACTS.items() if far[entry]]
 
     @torch.no_grad()
     def gains(self, facts: HostFacts) -> Floats:
@@ -176,7 +201,7 @@ def fit(
         torch.manual_seed(seed)
         advisor = Advisor(x.shape[-1])
         advisor.mean.copy_(x.mean(dim=0))
-        advisor.deviation.copy_(x.std(dim=0).clamp(min=1e-3))
+        advisor.deviation.copy_(x.std(dim=0).clamp(min=LEAST))
         scaled = advisor.scaled(x)
         for member in advisor.members:
             order = torch.randperm(len(rows))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,21 @@ def test_costs_are_doublings_of_the_parameters() -> None:
     grown = of_one.parameters[8] / of_one.parameters[1]
     assert of_one.costs(2.0)[3] == pytest.approx(2 * np.log2(grown))
     assert of_one.costs(2.0)[0] == 0
+
+
+def test_a_fact_that_never_differed_changes_no_prediction(advisor) -> None:
+    of_one = facts(2)
+    deeper = replace(of_one, widths=(2, 2, 2))
+    assert (advisor.gains(deeper) == advisor.gains(of_one)).all()
+
+
+def test_it_says_what_is_far_from_all_that_it_learned_from() -> None:
+    near = facts(4)
+    assert shipped().unlike(near) == []
+    far = replace(near, widths=(4, 4, 4), classes=500, operations=1e9)
+    assert shipped().unlike(far) == ["layers", "operations", "classes"]
+    assert shipped().words(far, price=1.0).endswith("layers and operations and classes")
+    assert "it has not learned" not in shipped().words(near, price=1.0)
 
 
 def test_fitting_leaves_the_random_numbers_of_the_caller() -> None:
