@@ -136,6 +136,36 @@ def test_a_merged_host_trains_as_one_made_with_its_widths_and_weights(
         assert not merged.native.reasons
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_the_update_after_a_merge_is_that_of_the_host_with_its_seed_beside(
+    native: bool,
+) -> None:
+    task = {"batch_size": 64, "samples_per_epoch": 64}  # one step
+    merged = training_of(native=native, **task)
+    beside = training_of(native=native, **task)
+    for training in (merged, beside):
+        train(training, 20)  # the seed has fewer steps than its layers
+        plant(training, "r2c0", "widen_whole", stage=S.FOSSILIZED)
+        train(training, 3)
+    assert merge_fossils(merged, ["r2c0"]) == {}
+    x = merged.task.validation.inputs(0, 40)
+    before = merged.host.eval()(x)
+    for training in (merged, beside):
+        train(training)
+    site = beside.site_by_name["r2c0"]
+    seed = site.seed
+    assert seed is not None
+    wanted = beside.host.eval().forward_with_hook(
+        x,
+        lambda n, at: (
+            at.h + seed.eval()(at.source) if beside.sites[n] is site else at.h
+        ),
+    )
+    found = merged.host.eval()(x)
+    assert not torch.allclose(found, before, atol=1e-2)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_seeds_that_merge_together_leave_what_they_would_one_after_the_other(
     optimizer: str,
