@@ -4,10 +4,10 @@
     python -m benchmarks.grown_in_steps judge digits
 
 Hosts double all their layers before the steps of their task, and merge what has grown (``env.merge``). Beside them
-`bigger` has the final widths from the first epoch on, for as many epochs. `tune` tries learning rates of 1/2, 1 and 2
-times the task's for hosts alone, for `bigger` and for growth, on hosts of their own, by validation accuracy. `judge`
-compares the arms at their best rates, which RATES has, and prints test accuracies and compute, and seconds in which the
-arms took turns, as Markdown.
+`bigger` has the final widths from the first epoch on, for as many epochs. `tune` tries learning rates of 1/8 to 2 times
+the task's for hosts alone, for `bigger` and for growth, on hosts of their own, by validation accuracy. `judge` compares
+the arms at their best rates, which RATES has, and prints test accuracies and compute, and seconds in which the arms
+took turns, as Markdown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from esper.hosts.cnn import CNNHost
 TUNING_SEED, JUDGING_SEED = 12_100, 73_000
 MARGIN, LOWEST = -0.5, -0.8
 """Bars of the difference to `bigger` and of its interval, pp."""
-FACTORS = (0.5, 1.0, 2.0)
+FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Rates that are tried, in units of the task's."""
 STEPS = {
     "digits": (2, 4),
@@ -45,9 +45,11 @@ RATES = {
     "digits": {"grown": 1.0, "bigger": 1.0, "none": 2.0},
     "digits_table": {"grown": 0.5, "bigger": 1.0, "none": 2.0},
     "mnist5k": {"grown": 1.0, "bigger": 1.0, "none": 2.0},
-    "fashion_mnist": {"grown": 0.5, "bigger": 0.5, "none": 1.0},
+    "fashion_mnist": {"grown": 0.25, "bigger": 0.5, "none": 1.0},
 }
 """The best factors of each arm."""
+WARMUPS = {("fashion_mnist", "grown"): 5.0}
+"""Epochs of warm-up of arms that do better with another one than the task's."""
 ARMS = {
     "grown": "schedule:SCHEDULE",
     "bigger": "bigger",
@@ -102,7 +104,11 @@ def play(
         for arm, (controller, factor) in arms.items():
             controller = controller.replace("SCHEDULE", str(schedule))
             rate = factor * task.learning_rate
-            texts.append(f"{arm}:controller={controller},task.learning_rate={rate:.6g}")
+            text = f"{arm}:controller={controller},task.learning_rate={rate:.6g}"
+            kind, _, _ = arm.partition(" ")  # tuning has several rates of a kind
+            if (task.name, kind) in WARMUPS:
+                text += f",task.warmup_epochs={WARMUPS[task.name, kind]}"
+            texts.append(text)
         return compared(texts, base, pairs, task, Path(folder))
 
 
