@@ -13,9 +13,10 @@ import click
 
 from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import build_tables, check_json_file, check_resume, config_options, output_folder
+from esper.cli.options import build_tables, check_json_file, check_resume, config_options, given_names, output_folder
 from esper.config import ConfigError
 from esper.config.given import COUNT, PATH
+from esper.data.names import require_read
 from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def command(
         play_comparison(resumed, resume, (), ranks, json_file)
         return
 
-    from esper.compare.arms import read_arms
+    from esper.compare.arms import read_arms, reference_of
 
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
@@ -151,7 +152,9 @@ def command(
     pairs = pairs or 10
     for arm in read:
         ControllerSpec.of(arm.controller).require_there()
-    task = read[0].config.task.name if read else ""
+    reference_of(read, reference)
+    task = read[0].config.task.name
+    require_read(read[0].config, given_names(assignments, flags))
     folder = output_folder(out, "compare", task, restarted=ranks.restarted)
     from esper.compare.comparison_run import ComparisonRun  # loads torch, which wrong arms need not wait for
 

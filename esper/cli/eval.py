@@ -79,6 +79,9 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
+    from esper.compare.arms import check_changes
+
+    check_changes(changes)
     if task is not None:
         require_task(task)
     spec = ControllerSpec.of(controller).require_there()

@@ -82,8 +82,8 @@ def build_tables(
         put(tables, section, key, value)
     config = TrainingConfig.parse(tables)
     require_task(config.task.name)
-    set_here = {assignment.partition("=")[0].strip() for assignment in assignments}
-    named_here = flags["task"] is not None or "task.name" in set_here
+    set_here = given_names(assignments, flags)
+    named_here = "task.name" in set_here
     # A run puts an env.json beside its config.
     of_a_run = config_file is not None and (config_file.parent / "env.json").exists()
     if is_user_task(config.task.name) and not named_here and of_a_run:
@@ -95,6 +95,15 @@ def build_tables(
             raise refuse_untrusted("controller", controller, str(config_file))
         del tables["run"]["controller"]
     return tables
+
+
+def given_names(assignments: Iterable[str], flags: dict[str, Any]) -> set[str]:
+    """Returns the config values that a command itself names, as SECTION.KEY."""
+    names = {assignment.partition("=")[0].strip() for assignment in assignments}
+    for flag, place, _, _ in FLAGS:
+        if flags[flag.removeprefix("--").replace("-", "_")] is not None:
+            names.add(".".join(place))
+    return names
 
 
 def check_resume(

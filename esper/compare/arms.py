@@ -250,6 +250,22 @@ def _unread(draft: _Draft) -> dict[str, str]:
     return {**NEVER_READ, **READ_ONLY_WHILE_LEARNING}
 
 
+def reference_of(arms: Sequence[Arm], named: str | None) -> str:
+    """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
+    last. Raises ConfigError if there are fewer than two arms, or none of that name."""
+    names = [arm.name for arm in arms]
+    if len(names) < 2:
+        present = f"only {names[0]}" if names else "no arm"
+        raise ConfigError(f"a comparison needs two or more --arm; got {present}")
+    alone = [arm.name for arm in arms if arm.alone]
+    reference = named
+    if named is None:
+        reference = alone[0] if alone else names[-1]
+    if reference not in names:
+        raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
+    return reference
+
+
 def check_effects(tables: Mapping[str, Any], unread: Mapping[str, str], where: str = "") -> None:
     """Raises ConfigError if ``tables`` set a value that is ``unread``: SECTION.KEY or a whole section, and why."""
     for dotted, why in unread.items():
@@ -257,6 +273,19 @@ def check_effects(tables: Mapping[str, Any], unread: Mapping[str, str], where: s
         for name in _section(tables, section):
             if name == key or not key:
                 raise ConfigError(f"{where}{section}.{name} has no effect here: {why}")
+
+
+UNREAD = dict.fromkeys(
+    ("task.name", "run.controller", *READ_ONLY_WHILE_LEARNING),
+    "a trained agent plays unchanged; choose its hosts with --task and --pairs",
+)
+"""Values that have no effect where a trained agent is evaluated, or have their own option, and why."""
+
+
+def check_changes(changes: dict[str, Any]) -> None:
+    """Raises ConfigError unless ``changes`` are tables of valid values that have an effect in an evaluation."""
+    check_effects(changes, UNREAD)
+    TrainingConfig.parse(changes)
 
 
 def _is_controller(spec: ControllerSpec) -> bool:

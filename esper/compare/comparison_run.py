@@ -20,7 +20,7 @@ import numpy as np
 
 from esper.agents.spec import ALONE
 from esper.compare.analysis import analyse, metrics_of
-from esper.compare.arms import Arm
+from esper.compare.arms import Arm, reference_of
 from esper.compare.comparison import ComparisonResult
 from esper.compare.controls import CONTROLS
 from esper.compare.folder import RESULTS, ComparisonFolder, Settings
@@ -441,19 +441,3 @@ def count_seeds(arms: Sequence[Arm], wanted: int | None) -> int | None:
     if wanted < 1:
         raise ConfigError(f"train_seeds is {wanted}; give 1 or more, and {MIN_SEEDS} for a verdict")
     return wanted
-
-
-def reference_of(arms: Sequence[Arm], named: str | None) -> str:
-    """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
-    last. Raises ConfigError if there are fewer than two arms, or none of that name."""
-    names = [arm.name for arm in arms]
-    if len(names) < 2:
-        present = f"only {names[0]}" if names else "no arm"
-        raise ConfigError(f"a comparison needs two or more --arm; got {present}")
-    alone = [arm.name for arm in arms if arm.alone]
-    reference = named
-    if named is None:
-        reference = alone[0] if alone else names[-1]
-    if reference not in names:
-        raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
-    return reference

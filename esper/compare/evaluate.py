@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agents.spec import ALONE, ControllerSpec
-from esper.compare.arms import READ_ONLY_WHILE_LEARNING, Arm, check_effects, merged
+from esper.compare.arms import UNREAD, Arm, check_effects, merged
 from esper.compare.comparison_run import ComparisonRun
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
@@ -21,12 +21,6 @@ from esper.training.execution.ranks import RunRanks
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
 """Values of the section env that depend on the task, and are dropped for another one."""
-
-UNREAD = dict.fromkeys(
-    ("task.name", "run.controller", *READ_ONLY_WHILE_LEARNING),
-    "a trained agent plays unchanged; choose its hosts with --task and --pairs",
-)
-"""Values that have no effect here, or have their own option, and why."""
 
 
 def evaluate_controller(

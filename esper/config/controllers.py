@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section
+from esper.config.types import Count, Device, Finite, Fraction, NonNegative, Positive, Section
 
 
 class HeuristicConfig(Section):
@@ -122,7 +122,7 @@ class PPOConfig(Section):
     outside."""
     reward_clip: Positive = 10.0
     """Scaled rewards are clipped to plus and minus this."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Device of the agent; it is small, and the env's observations are on the CPU."""
     width: Count = 128
     """Number of units of the trunk and of the LSTM."""

@@ -24,7 +24,7 @@ from esper.config.controllers import (
 from esper.config.files import toml_text
 from esper.config.task import TaskConfig
 from esper.config.telemetry import AnomalyConfig, TelemetryConfig, TrackConfig
-from esper.config.types import Count, Finite, Fraction, Length, Listed, Names, NonNegative, Positive, Section
+from esper.config.types import Count, Devices, Finite, Fraction, Length, Listed, Names, NonNegative, Positive, Section
 from esper.errors import ConfigError, did_you_mean
 
 REMOVED = {
@@ -63,7 +63,7 @@ class RunConfig(Section):
     """Rounds between checkpoints; the last round, an interrupt and an error always write one."""
     checkpoint_minutes: Positive = 10.0
     """Minutes since the last checkpoint after which one is also written within a round, at the end of a step."""
-    device: str = "cpu"
+    device: Devices = "cpu"
     """Device of the hosts: cpu, cuda, cuda:0, ...; several GPUs, as cuda:0,cuda:1, are assigned to hosts in turn. auto
     stands for all GPUs of this machine, or cpu if it has none; the run records those that it took."""
     tier: Literal["auto", "eager", "native", "compiled", "graph"] = "auto"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
@@ -18,6 +19,19 @@ def listed(given: Any) -> Any:
     return given
 
 
+def known_devices(names: str) -> str:
+    """Returns the comma-separated ``names``. Raises ValueError for one that no machine has."""
+    for name in names.split(","):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", name.strip()):
+            raise ValueError(f"unknown device {name.strip()!r}; a device is cpu, cuda, or a GPU by number, as cuda:0")
+    return names
+
+
+def known_or_auto(names: str) -> str:
+    """Returns ``names`` as :func:`known_devices` does; they may be ``auto``."""
+    return names if names == "auto" else known_devices(names)
+
+
 Listed = BeforeValidator(listed)
 Names = Annotated[tuple[str, ...], Listed]
 
@@ -27,6 +41,8 @@ Length = Annotated[int, Field(ge=1, le=2**16, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Device = Annotated[str, AfterValidator(known_devices)]
+Devices = Annotated[str, AfterValidator(known_or_auto)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

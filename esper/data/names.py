@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
 from esper.agents.spec import FORM, ControllerSpec
 from esper.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from esper.config import TrainingConfig
 
 SIMULATED: dict[str, str] = {
     "planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data",
@@ -15,6 +21,7 @@ DRAWN: dict[str, str] = {
 }
 """Descriptions of tasks whose hosts and data are drawn for each episode; they have an env only, too."""
 
+DRAWN_VALUES = "env.episode_length and env.slots are drawn for each episode of the task {task}: omit them"
 ENV_ONLY = {**SIMULATED, **DRAWN}
 LEARNED_ON = "varied"
 """Task of runs in which an agent learns and that name no task."""
@@ -54,3 +61,22 @@ def require_task(name: str) -> None:
         similar = did_you_mean(name, NAMES)
         raise ConfigError(f"unknown task {name!r}{similar}; known: {', '.join(NAMES)}, or a file: {FORM}")
     ControllerSpec.of(name).require_there()
+
+
+def require_read(config: TrainingConfig, given: Collection[str] = ()) -> None:
+    """Raises ConfigError for values that hosts without data of a task do not read.
+
+    Args:
+        config: what the task and the values of its section are read from.
+        given: values that a command names, as SECTION.KEY. Those of a run's own config may be drawn ones.
+    """
+    if config.task.name not in ENV_ONLY:
+        return
+    unread = config.task.model_dump(exclude_defaults=True).keys() - {"name", "precision"}
+    if unread:
+        raise ConfigError(
+            f"task.{', task.'.join(sorted(unread))}: the task {config.task.name} has hosts and training of its own, "
+            "and reads no such value; name another task, for example --task digits"
+        )
+    if config.task.name in DRAWN and not {"env.episode_length", "env.slots"}.isdisjoint(given):
+        raise ConfigError(DRAWN_VALUES.format(task=config.task.name))

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from esper.config import ConfigError, EnvConfig, TaskConfig, TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.config.task import NEW, TRAINED
-from esper.data.names import ENV_ONLY
+from esper.data.names import ENV_ONLY, require_read
 from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted, varied
@@ -63,7 +63,7 @@ class EnvMaker:
         ``ranks`` that outnumber the hosts.
         """
         if task is None and config.task.name in ENV_ONLY:
-            _refuse_unread(config)
+            require_read(config)
             if config.task.name == varied.NAME:
                 drawn = varied.resolve(config)
                 if ranks is not None:
@@ -147,17 +147,6 @@ class EnvMaker:
             autoreset_mode=autoreset_mode,
             elsewhere=self.elsewhere,
             ranks=self.ranks,
-        )
-
-
-def _refuse_unread(config: TrainingConfig) -> None:
-    """Raises ConfigError for values of the section task that hosts without data of a task do not read."""
-    given = config.task.model_dump(exclude_defaults=True)
-    unread = given.keys() - {"name", "precision"}
-    if unread:
-        raise ConfigError(
-            f"task.{', task.'.join(sorted(unread))}: the task {config.task.name} has hosts and training of its own, "
-            "and reads no such value; name another task, for example --task digits"
         )
 
 

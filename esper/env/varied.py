@@ -19,6 +19,7 @@ from esper.config.resolved import ResolvedConfig
 from esper.core.action import SIZING, WIDENINGS, ActionSpec
 from esper.core.arrays import Bools, Floats
 from esper.core.state import OF_FIRST, Baseline, EpisodeRules, Setting
+from esper.data.names import DRAWN_VALUES
 from esper.env.drawn_hosts import Contexts, DrawnHosts, RankedDrawnHosts
 from esper.env.slot_env import SlotVectorEnv
 from esper.exam.context import Context, Law
@@ -98,7 +99,7 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
     if named != AUTO and any(device.type != "cpu" for device in devices_of(named)):
         raise ConfigError(f"run.device is {named}, but hosts of the task {NAME} train on the CPU: omit it")
     if env.episode_length not in (None, longest) or env.slots not in (None, SLOTS):
-        raise ConfigError(f"env.episode_length and env.slots are drawn for each episode of the task {NAME}: omit them")
+        raise ConfigError(DRAWN_VALUES.format(task=NAME))
     return resolved
 
 

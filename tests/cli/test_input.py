@@ -41,7 +41,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "schedule that is a folder": (("--controller", "schedule:."), "cannot be read"),
     "device": (("--device", "gpu"), "unknown device 'gpu'", "cpu"),
     "device that is not there": (
-        ("--device", "cuda:99"),
+        ("--task", "digits", "--device", "cuda:99"),
         "device 'cuda:99' is not available",
         "cpu",
     ),

@@ -92,6 +92,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/config/test_given.py::test_a_tilde_is_the_home_folder_and_only_in_front",
         ),
         Fault(
+            "a device that no machine has is found out when torch is loaded",
+            "esper/config/types.py",
+            '        if not re.fullmatch(r"cpu|cuda(:\\d+)?", name.strip()):\n',
+            "        if False:\n",
+            "tests/config/test_types.py::test_a_device_has_a_known_name",
+        ),
+        Fault(
             "the user's style reaches charts",
             "esper/show/charts.py",
             "        matplotlib.rcdefaults()",
