@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -274,7 +275,9 @@ class Grower:
 
         end_growth(self, self.groups.optimizer if merge else None)
         if self._first and not quiet:
-            print(self.summary())
+            text = str(self.summary())
+            with suppress(OSError, ValueError):  # standard output may be closed, and growth has ended
+                print(text)
         return self.model
 
     def close(self) -> None:

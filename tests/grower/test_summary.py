@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -123,6 +124,16 @@ def test_finish_prints_the_summary_unless_told_not_to(
     other = Loop().run()
     other.grower.finish(quiet=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_closed_output_does_not_keep_the_model_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop().run()
+    closed = StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stdout", closed)
+    assert loop.grower.finish() is loop.model
 
 
 def test_there_is_no_summary_before_the_first_step() -> None:

@@ -175,6 +175,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_copies.py::test_seeds_follow_a_model_that_is_moved_to_another_dtype",
         ),
         Fault(
+            "finish() fails where standard output is closed",
+            "esper/grower/grower.py",
+            "            with suppress(OSError, ValueError):",
+            "            with suppress():",
+            "tests/grower/test_summary.py::test_a_closed_output_does_not_keep_the_model_back",
+        ),
+        Fault(
             "nothing is said of a state without the seeds that are on",
             "esper/grower/sites.py",
             "    if on and hooks.passes.last is not None and not hooks.said_loading:\n",
