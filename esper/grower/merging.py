@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakMethod, WeakSet, finalize
+from weakref import WeakSet
 
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blend import Seed
@@ -76,6 +77,17 @@ def sizes_of_model(hooks: SiteHooks) -> tuple[int, float]:
         return parameters, count_operations(hooks)
 
 
+_WATCHES: WeakSet[OptimizerWatch] = WeakSet()
+_HOOKS: list[RemovableHandle] = []
+"""The one hook of all watches. It is not removed with a watch that is collected: that may happen within a step of any
+optimizer, whose hooks must not change then."""
+
+
+def _note(optimizer: Optimizer, _arguments: Any, _keywords: Any) -> None:
+    for watch in list(_WATCHES):
+        watch.stepped(optimizer)
+
+
 class OptimizerWatch:
     """Notes which optimizers step beside that of a Grower: what they keep of a merged parameter has its old shape.
 
@@ -86,17 +98,18 @@ class OptimizerWatch:
     def __init__(self, own: Optimizer) -> None:
         self._own = own
         self._others: WeakSet[Any] = WeakSet()
-        stepped = WeakMethod(self._stepped)
+        _WATCHES.add(self)
+        if not _HOOKS:
+            _HOOKS.append(register_optimizer_step_post_hook(_note))
 
-        def note(optimizer: Optimizer, _arguments: Any, _keywords: Any) -> None:
-            method = stepped()
-            if method is not None:
-                method(optimizer)
-
-        self.stop: Callable[[], Any] = finalize(self, register_optimizer_step_post_hook(note).remove)
+    def stop(self) -> None:
         """Ends the watch; it also ends with this object."""
+        _WATCHES.discard(self)
+        while _HOOKS and not _WATCHES:
+            _HOOKS.pop().remove()
 
-    def _stepped(self, optimizer: Optimizer) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Takes note of a step of any optimizer."""
         if innermost(optimizer) is not self._own:
             self._others.add(optimizer)
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+)
 from torch.optim.swa_utils import AveragedModel
 
 import esper
@@ -349,19 +352,34 @@ def test_an_optimizer_that_does_not_step_or_steps_something_else_hinders_no_merg
         model = net()
 
 
-def test_the_watch_of_optimizers_ends_with_the_grower() -> None:
+def test_one_watch_of_optimizers_ends_with_the_last_grower() -> None:
     gc.collect()  # loops of other tests
+    merging().grower.close()
     hooks = _global_optimizer_post_hooks
     before = len(hooks)
-    loops = [merging() for _ in range(3)]
-    assert len(hooks) == before + 3
+    loops = [merging() for _ in range(2)]
+    assert len(hooks) == before + 1
     loops[0].grower.close()
+    assert len(hooks) == before + 1
     loops[1].run(2)
     loops[1].grower.finish()
-    assert len(hooks) == before + 1
-    del loops
-    gc.collect()
     assert len(hooks) == before
+
+
+def test_a_grower_may_be_collected_within_a_step_of_any_optimizer() -> None:
+    loops = []
+
+    def collect(*_step: Any) -> None:
+        loops.clear()
+        gc.collect()
+
+    handle = register_optimizer_step_post_hook(collect)
+    loops.append(merging())
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    torch.optim.Adam(layer.parameters()).step()
+    handle.remove()
+    assert not loops
 
 
 def test_a_frozen_layer_keeps_the_seed_beside() -> None:
