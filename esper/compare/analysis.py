@@ -20,7 +20,7 @@ from esper.compare.statistics import (
     summarise,
 )
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.telemetry.text import labelled, with_unit
+from esper.telemetry.text import labelled, p_value, with_unit
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,15 @@ class ArmComparison:
             verdict += f", {pair.few}"
         elif verdict == "no evidence":
             verdict += " of a difference"
+            if pair.pairs > 1 and not low <= 0 <= high:  # it would be alone
+                verdict += f" among all comparisons, p {p_value(self.adjusted_p, '= ')}"
         return f"{difference}, {interval}: {verdict}"
 
 
 def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
     """Returns the comparisons with p values corrected for their number (Holm)."""
     adjusted = holm_adjusted([pair.p_value for pair in pairs])
-    return [ArmComparison(pair, p_value, metric) for pair, p_value in zip(pairs, adjusted, strict=True)]
+    return [ArmComparison(pair, p, metric) for pair, p in zip(pairs, adjusted, strict=True)]
 
 
 @dataclass(frozen=True)
