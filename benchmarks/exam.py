@@ -2,6 +2,8 @@
 
     python benchmarks/exam.py play FOLDER            # plays every plan: 12 CPU minutes without the wide parts
     python benchmarks/exam.py judge FOLDER           # fits advisors and policies, and prints a table for each part
+    python benchmarks/exam.py final FOLDER           # plays and judges contexts that nothing is chosen by
+    python benchmarks/exam.py map FOLDER             # draws the sizes that the shipped advisor chooses
     python benchmarks/exam.py ship FOLDER            # writes the advisor that comes with Esper
 
 Tables of people and `fashion_mnist` must be there: see benchmarks/uci_tables.py, and `esper tasks`.
@@ -11,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, fit
+from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, fit, shipped
 from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
 from esper.exam.context import Context, Law, law_of_region, wide_law
@@ -44,10 +48,17 @@ PARTS: dict[str, tuple[Law, int, int, tuple[int, ...]]] = {
     "dev": (Law(KNOWN), 3, 120, (10, 11, 12)),
     "region": (law_of_region(KNOWN), 4, 120, (10, 11, 12)),
     "held_out": (Law(HELD_OUT, left_out=None), 5, 160, (10, 11, 12)),
+    "final": (Law(KNOWN), 8, 120, (10, 11, 12)),
+    "final_region": (law_of_region(KNOWN), 9, 120, (10, 11, 12)),
+    "final_held_out": (Law(HELD_OUT, left_out=None), 10, 160, (10, 11, 12)),
 }
 """By name: the law, the seed of the draws, the number of contexts, and the seeds of their hosts."""
 LEARN = ("known", "made", "known_wide", "made_wide")
 JUDGE = ("dev", "region", "held_out")
+FINAL = ("final", "final_region", "final_held_out")
+CALLS = Path(__file__).with_name("results") / "exam_final.txt"
+"""A line for each time that the final parts were judged."""
+PICTURE = Path(__file__).with_name("results") / "exam_sizes.png"
 SHARE = 0.3
 """Part of the epochs that halving tries each width for."""
 ADVISORS = 5
@@ -60,7 +71,7 @@ def play_part(folder: Path, part: str) -> None:
     rng = np.random.default_rng(seed)
     contexts = [law.draw(rng) for _ in range(count)]
     tried = np.zeros(0)
-    if part in JUDGE:
+    if part in (*JUDGE, *FINAL):
         tried = play(contexts, seeds, SHARE)
     accuracies = play(contexts, seeds)
     (folder / f"{part}.json").write_text(
@@ -179,7 +190,7 @@ def learned_policy(
     return policy
 
 
-def judge(folder: Path) -> None:
+def judge(folder: Path, judged: Sequence[str] = JUDGE) -> None:
     """Prints what each arm returns beside the best single plan, for each part."""
     known = logs(folder, ["known"])
     tables = {keys: PlanTable.fit(keys, known[0], returns_of(*known)) for keys in KEYS}
@@ -191,7 +202,7 @@ def judge(folder: Path) -> None:
         rate: [learned_policy(folder, LEARN, seed, rate) for seed in range(ADVISORS)]
         for rate in (0.0, 1e-3)
     }
-    for part in JUDGE:
+    for part in judged:
         contexts, accuracies, tried = read_part(folder, part)
         returns = returns_of(contexts, accuracies[..., 1])
         rows = np.arange(len(contexts))
@@ -217,6 +228,54 @@ def judge(folder: Path) -> None:
                 [policy.choose(contexts) for policy in policies_at]
             )
         table(part, of(tables[()].choose(contexts)), ceiling(returns), arms)
+
+
+def final(folder: Path) -> None:
+    """Plays and judges the final parts, and notes it."""
+    for part in FINAL:
+        if not (folder / f"{part}.npz").exists():
+            play_part(folder, part)
+    version = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    with CALLS.open("a") as calls:
+        calls.write(f"{date.today()} {version.stdout.strip()}\n")
+    judge(folder, FINAL)
+
+
+def draw_map(folder: Path) -> None:
+    """Draws the multiple of the widths that is best in each context of `dev`, and that the shipped advisor chooses."""
+    from matplotlib import pyplot as plt
+
+    contexts, accuracies, _ = read_part(folder, "dev")
+    best = returns_of(contexts, accuracies[..., 1]).mean(axis=2).argmax(axis=1)
+    panels = {
+        "best of five plans": best,
+        "chosen by the advisor": choices(shipped(), contexts),
+    }
+    widths = np.array([context.width for context in contexts], dtype=float)
+    jitter = np.random.default_rng(0).uniform(0.9, 1.1, len(widths))
+    samples = [context.samples for context in contexts]
+    figure, axes = plt.subplots(
+        1, 2, figsize=(9, 3.6), sharey=True, layout="constrained"
+    )
+    for axis, (title, plans) in zip(axes, panels.items(), strict=True):
+        dots = axis.scatter(
+            widths * jitter,
+            samples,
+            c=plans,
+            cmap=plt.get_cmap("viridis", len(FACTORS)),
+            vmin=-0.5,
+            vmax=len(FACTORS) - 0.5,
+        )
+        axis.set(xscale="log", yscale="log", title=title, xlabel="width at first")
+        axis.set_xticks(ticks := sorted(set(widths)), [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+    axes[0].set_ylabel("training samples")
+    axes[0].set_yticks(ticks := (40, 100, 200, 400, 800), list(map(str, ticks)))
+    bar = figure.colorbar(dots, ax=axes, ticks=range(len(FACTORS)))
+    bar.ax.set_yticklabels([f"×{factor}" for factor in FACTORS])
+    figure.savefig(PICTURE, dpi=110)
 
 
 def table(part: str, single: Floats, best: Floats, arms: dict[str, Floats]) -> None:
@@ -254,9 +313,17 @@ def ship(folder: Path) -> None:
     print(f"{WEIGHTS}: {WEIGHTS.stat().st_size:,} bytes")
 
 
+COMMANDS: dict[str, Callable[[Path], None]] = {
+    "judge": judge,
+    "final": final,
+    "map": draw_map,
+    "ship": ship,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("play", "judge", "ship"))
+    parser.add_argument("what", choices=("play", *COMMANDS))
     parser.add_argument("folder", type=Path)
     parser.add_argument(
         "parts",
@@ -271,8 +338,7 @@ def main() -> None:
         for part in args.parts or PARTS:
             play_part(args.folder, part)
         return
-    command: dict[str, Callable[[Path], None]] = {"judge": judge, "ship": ship}
-    command[args.what](args.folder)
+    COMMANDS[args.what](args.folder)
 
 
 if __name__ == "__main__":
