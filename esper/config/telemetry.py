@@ -61,7 +61,8 @@ class AnomalyConfig(Section):
     min_choices: Annotated[Count, Field(validation_alias=AliasChoices("min_choices", "least_choices"))] = 32
     """Min choices in a rollout for a warning: of a head for its entropy, of the op for the critic and the gradient."""
     critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
-    """Number of first rounds without warnings about the critic, which has not learned yet."""
+    """Number of first rounds without warnings about the critic, which has not learned yet. With `ppo.group` there are
+    none."""
     target_spread: NonNegative = 0.1
     """Min standard deviation of the critic's targets for a warning about it, in units of scaled rewards."""
     value_spread: NonNegative = 0.05

@@ -100,7 +100,12 @@ class RunTelemetry:
         """Passes events on to the sinks; None until :meth:`open`."""
         self.spans = Spans(marks=False)
         """Times the reports; the run replaces it with that of its env."""
-        self.detector = AnomalyDetector(config.anomaly, config.ppo.max_grad_norm, config.run.rounds)
+        self.detector = AnomalyDetector(
+            config.anomaly,
+            config.ppo.max_grad_norm,
+            config.run.rounds,
+            grouped=(config.ppo.group or 1) > 1,
+        )
 
     def open(self) -> None:
         """Opens the files and the trackers; when resuming, the logs must have been cut to the checkpoint before."""

@@ -41,11 +41,14 @@ class AnomalyDetector:
         limits: thresholds of the warnings.
         max_grad_norm: norm that gradients are clipped to, ``ppo.max_grad_norm``.
         rounds: rounds of the whole run, which define what is early or late.
+        grouped: whether the other envs of a group are the baseline of returns (``ppo.group``), so that a critic has
+            little to predict, and is not judged.
     """
 
     limits: AnomalyConfig
     max_grad_norm: float
     rounds: int
+    grouped: bool = False
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
         """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
@@ -95,7 +98,7 @@ class AnomalyDetector:
         values = update.value_std
         targets = update.target_std
         # Early in a run, a critic may still be wrong.
-        if update.round <= limits.critic_after or self._too_few(update):
+        if self.grouped or update.round <= limits.critic_after or self._too_few(update):
             return
         if values is None or targets is None or targets < limits.target_spread:
             return
