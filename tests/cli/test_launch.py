@@ -236,7 +236,9 @@ def test_a_rank_that_is_alone_but_not_the_first_is_refused(
     assert (done.code, "RANK=1 but WORLD_SIZE=1: unset both" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize("command", [("run",), ("compare", "--arm", "none")])
+@pytest.mark.parametrize(
+    "command", [("run",), ("compare", "--arm", "none", "--arm", "random")]
+)
 def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
     command: tuple[str, ...], esper: Esper, tmp_path: Path
 ) -> None:
