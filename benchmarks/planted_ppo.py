@@ -45,7 +45,6 @@ def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
             for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()
         ]
         env = PlantedVectorEnv()
-        env.configure(learns=False)
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
             policy = find_policy(f"{folder}/run").controller(env, HELD_OUT, greedy)

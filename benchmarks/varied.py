@@ -55,7 +55,7 @@ def judge(make: Callable[[VariedVectorEnv], Controller]) -> Floats:
     """Returns the score of each context, and the doublings of its parameters, [2, contexts]."""
     config = TrainingConfig().with_values(env={"n_envs": CONTEXTS})
     with closing(VariedVectorEnv(config)) as env:
-        env.configure(learns=False)
+        env.configure(grouped=False)
         played = play_round(env, make(env), seed=JUDGED)
         doublings = np.log2(played.parameters / env.first_parameters)
         return np.stack([env.test_accuracy(), doublings])

@@ -150,7 +150,7 @@ class GrowingRunner(ArmRunner):
         self.ranks = maker.ranks
         self._owns_env = env is None
         self.env = env or maker.make(n_envs=n_envs)
-        self.env.configure(learns=False)  # no round depends on another one
+        self.env.configure(grouped=False)  # no round depends on another one
         try:
             self.controller = controller_for(controller, maker.config, self.env, run_seed)
         except BaseException:

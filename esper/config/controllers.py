@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from esper.config.types import Count, Device, Finite, Fraction, NonNegative, Positive, Section
 
 
@@ -96,6 +100,9 @@ class PPOConfig(Section):
     """Number of consecutive envs in a group, which play one context in the task `varied`. The mean return of the others
     is subtracted from each return, as in REINFORCE with a leave-one-out baseline (Kool et al. 2019). None: 4 in that
     task if env.n_envs is a multiple of it, otherwise 1: no groups."""
+    cloning_rounds: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
+    """Number of rounds at the start in which the advisor acts and the agent learns to act as it does (behaviour
+    cloning), before it learns from rewards. In the task `varied` each of their episodes has a context of its own."""
     episodes_per_update: Count | None = None
     """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

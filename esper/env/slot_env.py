@@ -119,7 +119,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
-        self.learns = True
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
@@ -150,21 +149,19 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         *,
         baseline: Baseline | None = None,
         run_seed: int | None = None,
-        learns: bool | None = None,
+        grouped: bool | None = None,
     ) -> None:
         """Sets what a run decides about its envs; None leaves a value as it is.
 
         Args:
             baseline: the no-growth curves, which are then not measured; to be set before the first reset.
             run_seed: the seed that the next episodes are derived from; they keep their numbers.
-            learns: whether an agent learns from the episodes; if not, they judge.
+            grouped: whether neighbours are alike whose hosts could differ, as ``ppo.group`` says.
         """
         if baseline is not None:
             self.baseline = baseline
         if run_seed is not None:
             self.run_seed = run_seed
-        if learns is not None:
-            self.learns = learns
 
     def continue_after(self, episodes: Ints | int) -> None:
         """Makes the next episode of each env the one after ``episodes``, [E] or a number for all."""

@@ -185,12 +185,12 @@ class VariedVectorEnv(SlotVectorEnv):
     def configure(
         self,
         *,
-        learns: bool | None = None,
+        grouped: bool | None = None,
         **decided: Any,
     ) -> None:
         super().configure(**decided)
-        if learns is False:  # each episode that is judged is of another context
-            self.group = 1
+        if grouped is not None:
+            self.group = (self.config.ppo.group or 1) if grouped else 1
 
     def take_hosts(self, starting: Bools) -> None:
         for row in np.flatnonzero(starting).tolist():

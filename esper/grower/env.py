@@ -168,7 +168,6 @@ class LoopEnv(SlotVectorEnv):
             setting,
             emit=emit,
         )
-        self.configure(learns=False)  # one episode
         self.known = baseline
         self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""

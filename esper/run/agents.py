@@ -178,6 +178,7 @@ class LearningAgent(Agent):
             config.run.seed,
             torch.device(config.ppo.device),
         )
+        self.follow_advisor(config.ppo.cloning_rounds > 0)
         self.rollout = Rollout(env, self.ppo, learner=self.ppo)
         episodes = config.ppo.episodes_per_update or env.num_envs
         self.rounds_per_update = episodes // env.num_envs
@@ -222,7 +223,18 @@ class LearningAgent(Agent):
         with self.env.spans("update"):
             stats = self.ppo.update(played.stats.observation)
         self.ppo.progress = number / rounds
+        self.follow_advisor(number < self.config.ppo.cloning_rounds)
         return stats
+
+    def follow_advisor(self, follows: bool) -> None:
+        """Sets whether the advisor acts in the agent's place, and the agent learns to act as it does."""
+        self.ppo.teacher = None
+        if follows:
+            from esper.agents.advised import AdvisedController  # few runs need its networks
+
+            env = self.env
+            self.ppo.teacher = AdvisedController(env.action_spec, env.layout, env.num_envs)
+        self.env.configure(grouped=not follows)
 
     def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
         """Plays the greedy agent on the validation hosts every ``ppo.validate_every`` rounds and after the last one.
@@ -260,7 +272,7 @@ class LearningAgent(Agent):
         """Returns the mean discounted return of the greedy agent, or of a rule, on the validation hosts."""
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
-            env.configure(baseline=self.env.baseline, learns=False)
+            env.configure(baseline=self.env.baseline, grouped=False)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy: Controller = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
             if rule is not None:
@@ -299,6 +311,7 @@ class LearningAgent(Agent):
             "compared": compared,
             "ppo": self.ppo.state_dict(),
             "buffer": self.ppo.buffer.state_dict(),
+            "teacher": self.ppo.teacher and self.ppo.teacher.memory_state(),
             "best": self.best,
             "best_return": self.best_return,
             "best_round": self.best_round,
@@ -317,6 +330,9 @@ class LearningAgent(Agent):
             raise ValueError("rounds of the comparison have different numbers of hosts")
         self.ppo.load_state_dict(state["ppo"])
         self.ppo.buffer.load_state_dict(state["buffer"], self.ppo.device)
+        self.follow_advisor(state["teacher"] is not None)
+        if self.ppo.teacher is not None:
+            self.ppo.teacher.load_memory_state(state["teacher"])
         if state["best"] is not None:  # fail now if it does not fit
             self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
         self.best = state["best"]

@@ -77,9 +77,7 @@ def alone(env: VariedVectorEnv, row: int) -> GrowthVectorEnv:
             "reward": {"price": context.price},
         }
     )
-    other = GrowthVectorEnv(task_of(context), TrainingConfig.parse(values))
-    other.configure(learns=False)
-    return other
+    return GrowthVectorEnv(task_of(context), TrainingConfig.parse(values))
 
 
 def test_contexts_depend_on_the_run_seed_and_the_number_of_the_episode_only() -> None:
@@ -96,11 +94,15 @@ def test_contexts_depend_on_the_run_seed_and_the_number_of_the_episode_only() ->
 def test_envs_of_a_group_play_one_context_but_not_where_they_are_judged() -> None:
     env = varied(6, group=3)
     env.reset(seed=4)
-    contexts = env.contexts
+    contexts = env.contexts.copy()
     assert contexts[0] == contexts[2] != contexts[3] == contexts[5]
-    env.configure(learns=False)
+    env.configure(grouped=False)
+    env.configure(run_seed=4)
     env.reset(seed=4)
     assert len(set(env.contexts)) == 6
+    env.configure(grouped=True)
+    env.reset(seed=4)
+    assert list(env.contexts) == list(contexts)
 
 
 @pytest.mark.parametrize("grows", [True, False])

@@ -161,7 +161,6 @@ class Mirror:
 
 def test_a_model_in_a_loop_shows_what_it_shows_as_a_host_in_training() -> None:
     with rig(horizon=5, env={"need_every": 0}) as world:
-        world.env.configure(learns=False)  # worths are not drawn
         world.reset(seed=0)
         loop = Mirror(world, samples=len(digits().train.y), classes=10)
         loop.grower.start(loop.evaluate)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from esper.agents.advised import AdvisedController
 from esper.compare.evaluate import evaluate_controller
 from esper.config import ConfigError, TrainingConfig
+from esper.env.varied import VariedVectorEnv
 from esper.run.experiment import Experiment
+from esper.run.rollout import play_round
 from esper.show.console import lines
 from esper.show.read import open_run
-from esper.telemetry.event import AgentValidated, RoundCompleted
+from esper.telemetry.event import AgentValidated, ContextDrawn, RoundCompleted
 from tests.env.test_varied import SHORT
-from tests.run.run_helpers import Does, Recorder, of_kind, round_ends, same_run
+from tests.run.run_helpers import (
+    Does,
+    Recorder,
+    of_kind,
+    round_ends,
+    same_run,
+    stop,
+    within_round,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +53,46 @@ def test_a_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     assert experiment.run().interrupted
     Experiment.resume(tmp_path / "cut").run()
     same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_in_rounds_of_cloning_the_advisor_acts_on_hosts_that_all_differ(
+    tmp_path: Path,
+) -> None:
+    cloning = config(pairs=0).with_values(ppo={"cloning_rounds": 1})
+    seen = Recorder()
+    Experiment(cloning, tmp_path / "r", callbacks=[seen]).run()
+    drawn = of_kind(seen, ContextDrawn)
+    assert len({(event.source, event.price) for event in drawn[:4]}) == 4
+    assert len({(event.source, event.price) for event in drawn[4:8]}) == 1
+    # The advisor with the same first hosts, which are drawn for the same seed.
+    with closing(VariedVectorEnv(cloning)) as env:
+        env.configure(grouped=False)
+        rule = AdvisedController(env.action_spec, env.layout, 4)
+        advised = play_round(env, rule, seed=cloning.run.seed)
+    (first, _) = of_kind(seen, RoundCompleted)
+    assert first.mean_return == pytest.approx(float(np.mean(advised.returns)))
+
+
+def test_a_run_that_stops_while_the_advisor_acts_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    cloning = config(pairs=0).with_values(ppo={"cloning_rounds": 1})
+    Experiment(cloning, tmp_path / "whole").run()
+    stops = Does(within_round(1), stop)
+    with suppress(KeyboardInterrupt):
+        Experiment(cloning, tmp_path / "cut", callbacks=[stops]).run()
+    assert stops.did
+    Experiment.resume(tmp_path / "cut").run()
+    same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_cloning_is_refused_where_the_advisor_cannot_act(tmp_path: Path) -> None:
+    planted = TrainingConfig.parse(
+        {"task": {"name": "planted"}, "ppo": {"cloning_rounds": 1}}
+    )
+    with pytest.raises(ConfigError, match="the advisor widens layers"):
+        Experiment(planted, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
