@@ -86,8 +86,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "frozen layers take up seeds that learn",
             "esper/training/merging.py",
-            '        elif training.config.task.freeze != "nothing":\n',
-            "        elif False:\n",
+            '        frozen = training.config.task.freeze != "nothing"\n',
+            "        frozen = False\n",
             f"{LAYERS}layers_of_a_frozen_host_take_up_nothing",
         ),
         Fault(

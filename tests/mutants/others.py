@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "an empty --reference is taken for one that was not given",
-            "esper/compare/comparison_run.py",
+            "esper/compare/arms.py",
             "    if named is None:\n        reference",
             "    if not named:\n        reference",
             "tests/cli/test_input.py::test_every_option_answers_odd_values[compare --reference]",
