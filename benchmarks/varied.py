@@ -82,8 +82,13 @@ def train(
     rate: float | None,
     group: int,
     alone: Floats,
+    cloning: int = 0,
 ) -> Floats:
-    """Trains an agent, judges it after every ``every`` rounds, and returns how it is judged at the end."""
+    """Trains an agent, judges it after every ``every`` rounds, and returns how it is judged at the end.
+
+    In the first ``cloning`` rounds, it learns to act as the advisor does; what it learns after these begins at a lower
+    rate.
+    """
     config = TrainingConfig.parse({"run": {"seed": seed}, "ppo": {"group": group}})
     name = f"ppo, seed {seed}" + ("" if rate is None else f", rate {rate:g}")
     seconds = 0.0
@@ -92,9 +97,20 @@ def train(
         if rate is not None:
             ppo = ppo.model_copy(update={"learning_rate": rate})
         agent = PPOAgent(env.action_spec, env.layout, env.num_envs, ppo, seed)
+        clones = ppo.model_copy(update={"update_epochs": 8})
+        learns = ppo.model_copy(update={"learning_rate": 3e-4}) if cloning else ppo
+        if cloning:
+            agent.teacher = AdvisedController(env.action_spec, env.layout, env.num_envs)
         for number in range(rounds):
             began = time.time()
-            agent.progress = number / rounds
+            if number < cloning:
+                agent.config = clones
+                agent.progress = 0.7 * number / cloning
+            else:
+                agent.config = learns
+                agent.teacher = None
+                agent.progress = (number - cloning) / (rounds - cloning)
+            env.configure(grouped=agent.teacher is None)
             first = seed if number == 0 else None
             agent.update(play_round(env, agent, seed=first, learner=agent).observation)
             seconds += time.time() - began
@@ -114,6 +130,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--group", type=int, default=GROUP)
+    parser.add_argument("--cloning", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     alone = judge(rule(NoGrowth))
@@ -125,7 +142,9 @@ def main() -> None:
     for seed in seeds:
         of_seed = partial(train, seed, group=chosen.group, alone=alone)
         still.append(of_seed(1, 1, 1e-12))
-        trained.append(of_seed(chosen.rounds, chosen.every, None))
+        trained.append(
+            of_seed(chosen.rounds, chosen.every, None, cloning=chosen.cloning)
+        )
     told("mean of ppo at rate 0", np.mean(still, axis=0), alone)
     told("mean of ppo", np.mean(trained, axis=0), alone)
     told("ppo minus itself at rate 0", np.mean(trained, axis=0), np.mean(still, axis=0))

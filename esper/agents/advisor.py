@@ -156,7 +156,7 @@ class Advisor(nn.Module):
         words = f"the advisor expects {found}: {decision}"
         unlike = self.unlike(facts)
         if unlike:
-            words += f"; it has not learned from networks and data with so many or few {' and '.join(unlike)}"
+            words += f"; no training that it learned from had such numbers of {' and '.join(unlike)}"
         return words
 
     def unlike(self, facts: HostFacts) -> list[str]:

@@ -146,20 +146,7 @@ class DrawnHosts(TrainingBackend):
 
 
 class RankDrawnHosts(RankGroup, DrawnHosts):
-    """Those of a rank other than the first, with the state of their envs as rank 0 sent it last; the arguments are
-    those of :class:`DrawnHosts` from the first to ``spec``."""
-
-    def __init__(
-        self,
-        first: Context,
-        indices: Sequence[int],
-        run: RunConfig,
-        config: ResolvedConfig,
-        spec: ActionSpec,
-    ) -> None:
-        count = len(indices)
-        self.state = EnvState.fresh(count, slots=Slots.fresh(count, len(spec.slots)))
-        DrawnHosts.__init__(self, first, indices, run, config, spec, Spans())
+    """Those of a rank other than the first, see :func:`make_on_rank`."""
 
 
 class RankedDrawnHosts(RankedBackend):
@@ -191,6 +178,9 @@ def make_on_rank(
     _governed: bool,
     first: Context,
 ) -> None:
-    """Makes the group ``name`` of hosts on the rank of ``server``."""
+    """Makes the group ``name`` of hosts on the rank of ``server``; all of them are governed."""
     run = server.ranks.own(config.run)
-    server.groups[name] = RankDrawnHosts(first, indices, run, config, spec)
+    group = RankDrawnHosts(first, indices, run, config, spec, Spans())
+    count = len(indices)
+    group.state = EnvState.fresh(count, slots=Slots.fresh(count, len(spec.slots)))
+    server.groups[name] = group

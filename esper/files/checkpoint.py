@@ -19,7 +19,7 @@ from esper.agents.ppo.policy import Policy
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 
-FORMAT = 8
+FORMAT = 9
 MARK = b"Esper checkpoint, format "
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"

@@ -130,7 +130,10 @@ def cloned(values: Any) -> Any:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Returns a deep copy of ``value`` as far as there is one; ``memo`` has copies by the identity of objects."""
+    """Copies ``value`` deeply; members of containers that cannot be copied are shared.
+
+    ``memo`` maps the ids of objects to copies that are there already.
+    """
     try:
         return copy.deepcopy(value, dict(memo))
     except Exception:  # whatever a user's class raises

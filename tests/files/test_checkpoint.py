@@ -154,7 +154,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 8",
+        "but this version of Esper reads format 9",
     ),
     "another content": (
         sealed({"round": 1})[:-1] + b"x",
