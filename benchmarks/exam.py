@@ -56,9 +56,9 @@ PARTS: dict[str, tuple[Law, int, int, tuple[int, ...]]] = {
 LEARN = ("known", "made", "known_wide", "made_wide")
 JUDGE = ("dev", "region", "held_out")
 FINAL = ("final", "final_region", "final_held_out")
-CALLS = Path(__file__).with_name("results") / "exam_final.txt"
+CALLS = Path(__file__).with_name("results") / "exam.calls"
 """A line for each time that the final parts were judged."""
-PICTURE = Path(__file__).with_name("results") / "exam_sizes.png"
+PICTURE = Path(__file__).with_name("results") / "exam.png"
 SHARE = 0.3
 """Part of the epochs that halving tries each width for."""
 ADVISORS = 5

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.optim.optimizer import (
 from torch.optim.swa_utils import AveragedModel
 
 import esper
+import esper.grower.merging as merges
 from esper.config import ConfigError
 from esper.core.action import Op
 from esper.grower.merging import refuse_merges
@@ -352,9 +354,11 @@ def test_an_optimizer_that_does_not_step_or_steps_something_else_hinders_no_merg
         model = net()
 
 
-def test_one_watch_of_optimizers_ends_with_the_last_grower() -> None:
-    gc.collect()  # loops of other tests
-    merging().grower.close()
+def test_one_watch_of_optimizers_ends_with_the_last_grower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(merges, "_WATCHES", WeakSet())  # without those of other tests
+    monkeypatch.setattr(merges, "_HOOKS", [])
     hooks = _global_optimizer_post_hooks
     before = len(hooks)
     loops = [merging() for _ in range(2)]

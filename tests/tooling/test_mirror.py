@@ -14,6 +14,7 @@ TESTS = Path(__file__).parents[1]
 TESTED_ELSEWHERE = {
     "config/task.py": "one property: tests/env/test_host_row.py",
     "core/reward_modes.py": "with their terms: tests/core/test_reward_terms.py, tests/core/test_telescoping.py",
+    "env/drawn_hosts.py": "hosts of contexts: tests/env/test_varied.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "grower/passes.py": "through loops: tests/grower/test_sites.py, tests/grower/test_merging.py",
     "run/trainer.py": "through whole runs: tests/run/test_experiment.py, tests/run/test_resume.py",
