@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, fit, shipped
-from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
+from esper.core.sizing import FACTORS
 from esper.exam.context import Context, Law, law_of_region, wide_law
 from esper.exam.facts import facts_of
 from esper.exam.play import play

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from esper.agents.advisor import Advisor, HostFacts, shipped
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import ConfigError
-from esper.core.action import FACTORS, WIDENINGS, Op
+from esper.core.action import Op
 from esper.core.arrays import Ints
+from esper.core.sizing import FACTORS, WIDENINGS
 
 NEEDED = {
     "samples_known": "the number of training samples",

@@ -7,7 +7,7 @@ from typing import Any
 
 from esper.agents.spec import ControllerSpec
 from esper.config import TrainingConfig
-from esper.core.action import SIZING, WIDENINGS
+from esper.core.sizing import SIZING, WIDENINGS
 
 ADVISOR = "advisor"
 NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {ADVISOR: SIZING}

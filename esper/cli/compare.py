@@ -13,10 +13,17 @@ import click
 
 from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import build_tables, check_json_file, check_resume, config_options, given_names, output_folder
+from esper.cli.options import (
+    build_tables,
+    check_early,
+    check_json_file,
+    check_resume,
+    config_options,
+    given_names,
+    output_folder,
+)
 from esper.config import ConfigError
 from esper.config.given import COUNT, PATH
-from esper.data.names import require_read
 from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:
@@ -153,8 +160,10 @@ def command(
     for arm in read:
         ControllerSpec.of(arm.controller).require_there()
     reference_of(read, reference)
+    own_code = any(arm.spec.is_code for arm in read)
+    for arm in read:
+        check_early(arm.config, given_names(assignments, flags), own_code, ranks.processes)
     task = read[0].config.task.name
-    require_read(read[0].config, given_names(assignments, flags))
     folder = output_folder(out, "compare", task, restarted=ranks.restarted)
     from esper.compare.comparison_run import ComparisonRun  # loads torch, which wrong arms need not wait for
 

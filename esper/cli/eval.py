@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec
+from esper.agents.spec import ALONE, FORMS_OF_AGENTS, ControllerSpec
 from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
-from esper.cli.options import check_json_file, output_folder, put
+from esper.cli.options import check_early, check_json_file, output_folder, put
 from esper.config import ConfigError
-from esper.config.files import set_dotted
+from esper.config.files import read_toml, set_dotted
 from esper.config.given import PATH
 from esper.data.names import require_task
 
@@ -88,6 +88,8 @@ def command(
     if not (spec.path or spec.name == "pretrained" or os.path.exists(os.path.expanduser(controller))):
         raise ConfigError(f"no checkpoint at {controller}; {FORMS_OF_AGENTS}")
 
+    check_hosts(Path(os.path.expanduser(controller)), task, changes)
+
     from esper.compare.evaluate import arms_of, evaluate_controller, hosts_config
     from esper.files.policy import SavedPolicy, check_target, find_policy, save_policy
 
@@ -110,3 +112,20 @@ def command(
         # The command names the task, because on another one the agent may know no blueprint.
         again = shlex.join(["esper", "run", "--task", found.task, "--controller", f"checkpoint:{save}"])
         click.echo(f"Saved. To use it: {again}")
+
+
+def check_hosts(run: Path, task: str | None, changes: dict[str, Any]) -> None:
+    """Raises ConfigError for ``changes`` that hosts of ``task`` cannot have, or those of ``run`` if it is None.
+
+    What is not known without loading a checkpoint is checked later.
+    """
+    from esper.compare.arms import merged
+    from esper.config import TrainingConfig
+
+    tables: dict[str, Any] = {"task": {"name": task}}
+    if task is None:
+        if not (run / "config.toml").is_file():
+            return
+        tables = read_toml(run / "config.toml")
+    config = TrainingConfig.parse(merged(tables, changes, {"run": {"controller": ALONE}}))
+    check_early(config, own_code=True)

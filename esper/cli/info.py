@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from esper.config import ConfigError
-from esper.data.names import require_task
+from esper.data.names import require_data
 
 FORMS = "return (model, example), where example are a few inputs of the model; or a task"
 
@@ -41,7 +41,7 @@ def command(observation: bool, config: bool, task: str | None) -> None:
     if observation:
         if task is None:
             task = "digits"
-        require_task(task)
+        require_data(task)
         from esper.core.blueprints import BLUEPRINTS
         from esper.core.observation import ObservationLayout
         from esper.data.tasks import load_task

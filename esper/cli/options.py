@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError
 from esper.config.given import PATH
-from esper.data.names import require_task
+from esper.data.names import require_read, require_task
 from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.files.claim import drop_if_empty, new_subfolder, require_empty
+
+if TYPE_CHECKING:
+    from esper.config import TrainingConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -95,6 +98,29 @@ def build_tables(
             raise refuse_untrusted("controller", controller, str(config_file))
         del tables["run"]["controller"]
     return tables
+
+
+def check_early(
+    config: TrainingConfig, given: Collection[str] = (), own_code: bool = False, processes: int | None = None
+) -> None:
+    """Raises ConfigError for what is wrong with a config on any machine, before torch is loaded, which takes seconds.
+
+    Args:
+        config: that of a run, or of an arm.
+        given: values that the command names, as SECTION.KEY.
+        own_code: whether code of the user is to run, which may register blueprints.
+        processes: the number that hosts are spread over; None: one.
+    """
+    from esper.agents.needs import with_needs
+    from esper.data.facts import check_known
+
+    require_read(config, given)
+    if config.track.to:
+        from esper.run.tracking import check_libraries
+
+        check_libraries(config)
+    controller = config.run.controller
+    check_known(with_needs(controller, config), own_code or ControllerSpec.of(controller).is_code, processes)
 
 
 def given_names(assignments: Iterable[str], flags: dict[str, Any]) -> set[str]:

@@ -13,10 +13,10 @@ import click
 
 from esper.agents.spec import ALONE, ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
-from esper.cli.options import build_tables, check_resume, config_options, given_names, output_folder
+from esper.cli.options import build_tables, check_early, check_resume, config_options, given_names, output_folder
 from esper.config import ConfigError
 from esper.config.given import PATH
-from esper.data.names import ENV_ONLY, LEARNED_ON, require_read
+from esper.data.names import ENV_ONLY, LEARNED_ON
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
@@ -107,9 +107,9 @@ def command(
         config = TrainingConfig.parse(tables)
         if config.run.learns and "name" not in config.task.model_fields_set:
             config = config.with_values(task={"name": LEARNED_ON})
-        require_read(config, given_names(assignments, flags))
         task, controller = config.task.name, config.run.controller
         ControllerSpec.of(controller).require_known()
+        check_early(config, given_names(assignments, flags), processes=ranks.processes)
         folder = output_folder(out, task, controller, restarted=ranks.restarted)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None

@@ -63,6 +63,17 @@ def require_task(name: str) -> None:
     ControllerSpec.of(name).require_there()
 
 
+def require_data(name: str) -> None:
+    """Raises ConfigError as :func:`require_task` does, and for a task that has an env only."""
+    require_task(name)
+    if name in ENV_ONLY:
+        lacks = "is simulated" if name in SIMULATED else "draws its hosts for each episode"
+        raise ConfigError(
+            f"task {name!r} {lacks}: it has no data and no network. Its env comes from esper.env.make.make_env. "
+            f"Tasks with data: {', '.join(known for known in NAMES if known not in ENV_ONLY)}"
+        )
+
+
 def require_read(config: TrainingConfig, given: Collection[str] = ()) -> None:
     """Raises ConfigError for values that hosts without data of a task do not read.
 

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
 from esper.config.resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
+from esper.data.facts import TaskFacts, check_training
 from esper.data.objective import ClassObjective, Objective, PerSample, make_objective
 from esper.data.split import SAMPLE, Split, StreamedSplit
 from esper.hosts.host import Host
@@ -307,35 +308,29 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     Raises ConfigError for a batch or an epoch that the data cannot fill, for more micro-batches than samples, and for
     settings that do not suit the optimizer.
     """
-    chosen = config.task
-    training = _filled(chosen, task, ResolvedTask)
+    check_training(config.task, facts_of(task))
+    training = _filled(config.task, task, ResolvedTask)
+    training["samples_per_epoch"] = training["samples_per_epoch"] or task.samples
     env = _filled(config.env, task, ResolvedEnv)
-    samples = training["samples_per_epoch"] or task.samples
-    training["samples_per_epoch"] = samples
-    batch = training["batch_size"]
-    smoothing = training["label_smoothing"]
-    if samples > task.samples:
-        raise ConfigError(f"task.samples_per_epoch is {samples}, but {task.name} has {task.samples} training samples")
-    if chosen.micro_batches > batch:
-        raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
-    if batch > samples:
-        raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
-    if chosen.optimizer not in (None, task.optimizer) and chosen.learning_rate is None:
-        raise ConfigError(
-            f"task.optimizer is {chosen.optimizer}, but the learning rate of {task.name}, {task.learning_rate:g}, is "
-            f"for {task.optimizer}: set task.learning_rate, too (for adamw, values near 0.003 are usual)"
-        )
-    if training["optimizer"] == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
-        raise ConfigError("with adamw, task.momentum and task.beta2 must be below 1: means would never move")
-    if smoothing and not task.objective.smooths:
-        raise ConfigError(
-            f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
-            f"score accuracy; {task.name} needs 0"
-        )
     rounds = task.learning_rounds if config.run.learns else task.rounds
     run = {"rounds": config.run.rounds or rounds}
     tables = config.tables_with({"task": training, "env": env, "run": run})
     return HostTrainingConfig.parse(tables)
+
+
+def facts_of(task: Task) -> TaskFacts:
+    """Returns what a config has to suit."""
+    return TaskFacts(
+        name=task.name,
+        samples=task.samples,
+        n_envs=task.n_envs,
+        batch_size=task.batch_size,
+        samples_per_epoch=task.samples_per_epoch,
+        optimizer=task.optimizer,
+        learning_rate=task.learning_rate,
+        label_smoothing=task.label_smoothing,
+        smooths=task.objective.smooths,
+    )
 
 
 def _filled(section: BaseModel, task: Task, resolved: type[BaseModel]) -> dict[str, Any]:

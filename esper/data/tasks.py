@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from esper.config import ConfigError
 from esper.data import digits, images, text, tinystories
-from esper.data.names import ENV_ONLY, SIMULATED, require_task
+from esper.data.names import require_data
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
@@ -80,11 +80,5 @@ def _task_of(make: Callable[[], object]) -> Task:
 
 
 def _entry(name: str) -> TaskEntry | images.ImagePreset:
-    require_task(name)
-    if name in ENV_ONLY:
-        lacks = "is simulated" if name in SIMULATED else "draws its hosts for each episode"
-        raise ConfigError(
-            f"task {name!r} {lacks}: it has no data and no network. Its env comes from esper.env.make.make_env. "
-            f"Tasks with data: {', '.join(TASKS)}"
-        )
+    require_data(name)
     return TASKS[name]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.core.action import ActionSpec
 from esper.core.blend import gate_parameters
-from esper.core.blueprints import Blueprint, BlueprintRegistry, choose
+from esper.core.blueprints import Blueprint, BlueprintRegistry
 from esper.core.blueprints.source import SHARES, widening_obstacle, width_at
+from esper.core.chosen import choose_blueprints
 from esper.core.place import Features, Place
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Choices, never_shrinks
@@ -86,7 +87,7 @@ class BlueprintCatalog:
                 raise _nothing_fits(topology, place, registry)
         slots = row_major(place.name for place in places)
         kinds = dict.fromkeys(place.topology or topology for place in places)
-        names = choose(
+        names = choose_blueprints(
             wanted,
             registry.names(topology, places, if_named=True, wider=grows),
             f"{', '.join(kinds)} hosts",

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from esper.config import ConfigError, EnvConfig, TaskConfig, TrainingConfig
 from esper.config.resolved import ResolvedConfig
 from esper.config.task import NEW, TRAINED
+from esper.data.facts import check_processes
 from esper.data.names import ENV_ONLY, require_read
 from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
@@ -67,10 +68,10 @@ class EnvMaker:
             if config.task.name == varied.NAME:
                 drawn = varied.resolve(config)
                 if ranks is not None:
-                    ranks.check(drawn.env.n_envs)
+                    check_processes(varied.NAME, ranks.size, drawn.env.n_envs)
                 return cls(drawn, None, ranks)
             if ranks is not None:
-                raise ConfigError(f"the hosts of {config.task.name} are in one process, and not spread over ranks")
+                check_processes(config.task.name, ranks.size, None)
             return cls(planted.resolve(config), None)
         config = config.with_values(run={"device": chosen_devices(config.run.device)})
         if task is not None:
@@ -85,7 +86,7 @@ class EnvMaker:
         resolved = resolve(config, task)
         run = config.run if ranks is None else ranks.own(config.run)
         if ranks is not None:
-            ranks.check(resolved.env.n_envs)
+            check_processes(config.task.name, ranks.size, resolved.env.n_envs)
 
         devices = devices_of(run.device)
         if any(device.type == "cuda" for device in devices):

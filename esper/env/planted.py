@@ -11,8 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.core.blueprints import choose
+from esper.core.chosen import choose_blueprints
 from esper.core.state import Baseline
+from esper.data.facts import N_ENVS
 from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import SimParams
 from esper.env.slot_env import SlotVectorEnv
@@ -20,7 +21,6 @@ from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import chosen_devices
 
 NAME = "planted"
-N_ENVS = 64
 EPISODE_LENGTH = 50
 ROUNDS = 1
 LEARNING_ROUNDS = 60
@@ -59,7 +59,7 @@ class PlantedVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config or TrainingConfig())
         law = law or SimParams()
-        law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
+        law = law.only(choose_blueprints(config.env.blueprints, law.blueprints, "simulated hosts"))
         spec = law.spec
         n_envs = config.env.n_envs
         self.law = law

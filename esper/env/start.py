@@ -14,17 +14,12 @@ from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig
 from esper.config.task import NEW, TRAINED
+from esper.data.facts import weights_file
 from esper.data.task import Task
 from esper.errors import MISFITS
 from esper.files.grown_host import HostFiles, load_host
 from esper.hosts.host import Host
 from esper.training.rng import seeded
-
-BEST_HOST = "best_host"
-FORMS = (
-    f"{NEW}; {TRAINED}, each host trained alone first; a run folder, for its best host; a saved host, by the path of "
-    "its two files; or a file of weights of the task's host, .safetensors or .pt"
-)
 
 
 @dataclass(frozen=True)
@@ -68,23 +63,6 @@ def recorded(config: TrainingConfig) -> TrainingConfig:
     if known not in (None, checksum):
         raise ConfigError(f"task.start is {start}, whose weights have changed: SHA-256 {checksum}, and {known} before")
     return config.with_values(task={"start_sha256": checksum})
-
-
-def weights_file(start: str) -> Path:
-    """Returns the file of weights that ``task.start`` names. Raises ConfigError if the file does not exist."""
-    path = Path(start).expanduser()
-    candidates = [
-        path,
-        HostFiles(path).weights,
-        HostFiles(path / BEST_HOST).weights,
-    ]
-    if path.suffix == ".json":
-        # The description of a saved host names its weights, too.
-        candidates.insert(0, HostFiles(path.with_suffix("")).weights)
-    for file in candidates:
-        if file.is_file():
-            return file
-    raise ConfigError(f"task.start is {start!r}, where no weights are; give one of: {FORMS}")
 
 
 def _network_in(file: Path, task: Task) -> Host:

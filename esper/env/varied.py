@@ -16,9 +16,11 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import ConfigError, Durations, TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.core.action import SIZING, WIDENINGS, ActionSpec
+from esper.core.action import ActionSpec
 from esper.core.arrays import Bools, Floats
+from esper.core.sizing import WIDENINGS
 from esper.core.state import OF_FIRST, Baseline, EpisodeRules, Setting
+from esper.data.facts import N_ENVS, for_drawn
 from esper.data.names import DRAWN_VALUES
 from esper.env.drawn_hosts import Contexts, DrawnHosts, RankedDrawnHosts
 from esper.env.slot_env import SlotVectorEnv
@@ -28,12 +30,10 @@ from esper.ops.torch_state import training_state
 from esper.telemetry.event import ContextDrawn, Event
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
-from esper.training.execution.multi_gpu import AUTO, devices_of
 from esper.training.execution.ranks import RunRanks
 from esper.training.rng import RngStream, derive_seed
 
 NAME = "varied"
-N_ENVS = 64
 ROUNDS = 10
 GROUP = 4
 SLOTS = ("r2c0", "r2c1")
@@ -50,19 +50,6 @@ LAW = Law(SOURCES)
 """The law that episodes are drawn from."""
 RETURN = ScoreUnit("return", unit="pp")
 """Score of an episode: accuracy minus price."""
-NEEDS: dict[str, dict[str, Any]] = {
-    # Without a discount, rewards add up to what is judged: accuracy minus price.
-    "reward": {"gamma": 1.0},
-    "governor": {"snapshot_every": 5},  # each takes as long as the epoch of such a small host
-    "run": {"evaluation_pairs": 64},
-    "ppo": {
-        "gamma": 1.0,
-        "gae_lambda": 1.0,
-        "prior": 0.0,
-        "entropy_start": 0.01,
-    },
-}
-"""Values in the place of defaults."""
 
 
 def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
@@ -88,16 +75,7 @@ def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
     }
     if config.ppo.group is None:
         tables["ppo"] = {"group": GROUP if sizes["n_envs"] % GROUP == 0 else 1}
-    resolved = ResolvedConfig.parse(config.with_defaults(**SIZING).with_defaults(**NEEDS).tables_with(tables))
-    others = set(resolved.env.blueprints or ()) - set(BLUEPRINTS_OFFERED)
-    if others or resolved.reward.mode != "priced":
-        raise ConfigError(
-            f"hosts of the task {NAME} are widened, by {', '.join(BLUEPRINTS_OFFERED)}, and pay their price "
-            f"(reward.mode=priced); not {', '.join(others) or resolved.reward.mode}"
-        )
-    named = config.run.device
-    if named != AUTO and any(device.type != "cpu" for device in devices_of(named)):
-        raise ConfigError(f"run.device is {named}, but hosts of the task {NAME} train on the CPU: omit it")
+    resolved = ResolvedConfig.parse(for_drawn(config).tables_with(tables))
     if env.episode_length not in (None, longest) or env.slots not in (None, SLOTS):
         raise ConfigError(DRAWN_VALUES.format(task=NAME))
     return resolved

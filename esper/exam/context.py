@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from esper.config import Optimizer
-from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
+from esper.core.sizing import FACTORS
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.exam.sources import Source, load_source

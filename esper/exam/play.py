@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from esper.config import TrainingConfig
-from esper.core.action import FACTORS
 from esper.core.arrays import Floats
+from esper.core.sizing import FACTORS
 from esper.data.task import resolve
 from esper.exam.context import Context, task_of
 from esper.training.execution.tiers import make_executor, prepare_hosts

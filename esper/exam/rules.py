@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.core.action import FACTORS
 from esper.core.arrays import Floats, Ints
+from esper.core.sizing import FACTORS
 from esper.exam.context import Context
 
 KEYS: dict[str, Callable[[Context], float]] = {

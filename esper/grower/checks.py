@@ -16,7 +16,8 @@ from esper.agents.needs import default_controller, with_needs
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.core.blueprints import BlueprintRegistry, choose
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.chosen import choose_blueprints
 from esper.core.place import Place
 from esper.core.state import Setting
 from esper.grower.gradients import Ranks
@@ -156,4 +157,4 @@ def check_blueprints(
         possible |= dict.fromkeys(registry.possible(kind, reading))
     places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
     misfit = partial(registry.misfit, topology or "", places)
-    choose(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
+    choose_blueprints(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.chosen import choose_slots
 from esper.core.place import Features, Place
 from esper.hosts.inputs import Inputs, gathered
 
@@ -74,21 +75,7 @@ class Host(nn.Module, ABC):
         A name is that of a slot ("r2c0"), of a row ("r2"), of a column ("c0"), or "all". Raises ConfigError, listing
         the possible slots, for a name that stands for none of them, or without names.
         """
-        possible = self.possible_slots
-        wanted: set[str] = set()
-        unknown = []
-        for name in dict.fromkeys(names):
-            slots = [slot for slot in possible if stands_for(name, slot)]
-            wanted.update(slots)
-            if not slots:
-                unknown.append(name)
-        problem = ""
-        if not names:
-            problem = "name one or more slots"
-        elif unknown:
-            problem = f"the hosts have no slot {', '.join(unknown)}"
-        if problem:
-            raise ConfigError(f"{problem}; possible: {', '.join(possible)}")
+        wanted = choose_slots(names, self.possible_slots)
         if wanted != set(self.slot_names):
             self._use_slots(wanted)
 
@@ -412,11 +399,6 @@ class SegmentedHost(Host):
         ``fused``: whether the step before was fused with it; ``free``: whether nothing reads or adds to its output.
         """
         return self.run(self.steps[number].module, h), False
-
-
-def stands_for(name: str, slot: str) -> bool:
-    """Returns whether ``name`` is that of ``slot``, of its row or column, or "all"."""
-    return name in ("all", slot, *re.findall(r"[rc]\d+", slot))
 
 
 def row_major(names: Iterable[str]) -> tuple[str, ...]:

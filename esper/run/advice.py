@@ -15,7 +15,7 @@ from torch import nn
 from esper.agents.advised import parameters_by_multiple
 from esper.agents.advisor import HostFacts, shipped
 from esper.config import ConfigError
-from esper.core.action import WIDENINGS
+from esper.core.sizing import WIDENINGS
 from esper.hosts.example import counting, outputs_of, tensors_in
 from esper.hosts.find import AUTO, FoundSite, find_sites, named_sites, samples_of
 from esper.hosts.sources import SitePath

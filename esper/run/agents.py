@@ -21,8 +21,7 @@ from esper.agents.ppo.update import UpdateStats
 from esper.agents.script import shipped_schedule_fits
 from esper.compare.comparison import ArmResult, play_held_out
 from esper.compare.runner import HostResult, Results
-from esper.config import ConfigError
-from esper.config.resolved import ResolvedConfig
+from esper.data.facts import check_learning
 from esper.data.names import DRAWN
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -158,7 +157,7 @@ class LearningAgent(Agent):
     """
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        _check_learning(maker.config)
+        check_learning(maker.config, maker.config.env.n_envs)
         super().__init__(maker, env)
         names = list(BASELINES_OF_DRAWN if self.config.task.name in DRAWN else BASELINES)
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
@@ -339,25 +338,3 @@ class LearningAgent(Agent):
         self.best_return = float(state["best_return"])
         self.best_round = int(state["best_round"])
         self.validated = int(state["validated"])
-
-
-def _check_learning(config: ResolvedConfig) -> None:
-    """Raises ConfigError for values that contradict each other in any run of an agent."""
-    if config.ppo.gamma != config.reward.gamma:
-        raise ConfigError(
-            f"ppo.gamma is {config.ppo.gamma} and reward.gamma is {config.reward.gamma}: they must be equal, or the "
-            f"potential terms of the reward change which policy is optimal"
-        )
-    envs = config.env.n_envs
-    episodes = config.ppo.episodes_per_update
-    if episodes is not None and episodes % envs:
-        raise ConfigError(
-            f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "
-            f"use a multiple of {envs}"
-        )
-    group = config.ppo.group or 1
-    if group > 1 and (envs % group or episodes not in (None, envs)):
-        raise ConfigError(
-            f"ppo.group is {group}: env.n_envs, here {envs}, must be a multiple of it, and ppo.episodes_per_update be "
-            "omitted"
-        )

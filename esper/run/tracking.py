@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import importlib
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
-from esper.files.run_folder import METRICS
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.trackers import ActiveRunSink, TensorBoardSink, active_run
 
@@ -18,40 +19,44 @@ MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": 
 
 
 def check_trackers(config: TrainingConfig) -> None:
-    """Imports the trackers of the config.
+    """Raises ConfigError if a tracker of the config is not installed (the message says how to install it), or if wandb
+    or trackio has no active run. TensorBoard is imported, which loads torch."""
+    check_libraries(config)
+    if TENSORBOARD in config.track.to:
+        try:
+            importlib.import_module(MODULES[TENSORBOARD])
+        except Exception as error:  # a broken installation may raise anything
+            raise _not_installed({TENSORBOARD: str(error)}) from None
 
-    Raises:
-        ConfigError: a tracker is not installed (the message says how to install it), or wandb or trackio has no active
-            run.
-    """
+
+def check_libraries(config: TrainingConfig) -> None:
+    """Does the same for wandb and trackio, of which nothing is imported: an active run has done that."""
+    libraries = [name for name in config.track.to if name != TENSORBOARD]
     missing = {}
-    for name in config.track.to:
-        error = _import_error(MODULES[name])
-        if error is not None:
-            missing[name] = str(error)
+    for name in libraries:
+        if sys.modules.get(name) is None and find_spec(name) is None:
+            missing[name] = f"no module named {name}"
     if missing:
-        raise ConfigError(
-            f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
-            f"to install: pip install {' '.join(missing)}"
-        )
-    for name in config.track.to:
-        if name != TENSORBOARD and active_run(name) is None:
+        raise _not_installed(missing)
+    for name in libraries:
+        if active_run(name) is None:
             raise ConfigError(
                 f"track.to names {name}, and no run of {name} is active: call {name}.init() in a Python program that "
                 "then starts this run, or use --track tensorboard"
             )
 
 
-def _import_error(module: str) -> Exception | None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # a broken installation may raise anything
-        return error
-    return None
+def _not_installed(missing: dict[str, str]) -> ConfigError:
+    return ConfigError(
+        f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
+        f"to install: pip install {' '.join(missing)}"
+    )
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
     """Returns a sink for each name in ``track.to``. On resuming, call it after the logs were cut to the checkpoint."""
+    from esper.files.run_folder import METRICS  # loads torch
+
     track = config.track
     # Trackers count in epochs of all hosts, and go on after those of the run so far.
     steps = 0

@@ -156,6 +156,8 @@ def _no_run(folder: Path) -> str:
     problem = "does not exist"
     if folder.is_dir():
         problem = "is not a run folder: it has no events.jsonl"
+    elif folder.exists():
+        problem = "is not a folder"
     runs: set[str] = set()
     for parent in (folder, folder / "runs", folder.parent, Path("runs")):
         runs.update(map(str, _runs_in(parent)))

@@ -7,7 +7,8 @@ from esper.agents.advised import AdvisedController, facts_in
 from esper.agents.advisor import Advisor, HostFacts
 from esper.agents.controller import EnvView
 from esper.config import ConfigError, TrainingConfig
-from esper.core.action import FACTORS, WIDENINGS, Op
+from esper.core.action import Op
+from esper.core.sizing import FACTORS, WIDENINGS
 from esper.env.vector_env import GrowthVectorEnv
 from esper.exam.context import Context, task_of
 from esper.exam.facts import facts_of

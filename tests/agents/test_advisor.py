@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.agents.advisor import ENTRIES, HostFacts, fit, shipped
-from esper.core.action import FACTORS
+from esper.core.sizing import FACTORS
 
 
 def facts(

@@ -4,7 +4,7 @@ import pytest
 
 from esper.agents.needs import ADVISOR, NEEDS, default_controller, with_needs
 from esper.config import TrainingConfig
-from esper.core.action import WIDENINGS
+from esper.core.sizing import WIDENINGS
 
 
 def test_the_advisor_gets_what_it_needs_in_the_place_of_defaults() -> None:

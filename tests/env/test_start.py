@@ -11,9 +11,10 @@ import torch
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.blueprints import BLUEPRINTS
+from esper.data.facts import weights_file
 from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
-from esper.env.start import recorded, started, weights_file
+from esper.env.start import recorded, started
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import accuracy, assemble, export
 from esper.hosts.grown import KeptSeed

@@ -56,6 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # the seam: both sides import it
     "core.arrays": (),
     "core.stage": (),
+    "core.sizing": (),
     "core.action": ("core.arrays",),
     "core.mask": ("core.action", "core.arrays"),
     "core.observation": ("core.action", "core.arrays", "core.stage"),
@@ -90,6 +91,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "core.arrays",
         "core.mask",
         "core.observation",
+        "core.sizing",
         "core.stage",
     ),
 }

@@ -258,39 +258,3 @@ def _origin(build: Factory) -> tuple[str, str] | Factory:
 
 BLUEPRINTS = BlueprintRegistry()
 """Esper's own blueprints, and those that users add with ``@BLUEPRINTS.register(...)`` before they make an env."""
-
-
-def choose(
-    wanted: tuple[str, ...] | None,
-    known: tuple[str, ...],
-    where: str,
-    misfit: Callable[[str], str | None] = lambda _name: None,
-    default: tuple[str, ...] | None = None,
-) -> tuple[str, ...]:
-    """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or ``default`` if it is
-    None, which are all that are ``known`` if that is None as well.
-
-    Raises ConfigError listing the known names if one is unknown or given twice, or if the list is empty.
-    ``where`` names the topology or task in the message; ``misfit`` returns why a name that is not ``known`` is none of
-    them, or None if there is no such blueprint.
-    """
-    if not known:
-        raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
-    if wanted is None:
-        return known if default is None else default
-    names = dict.fromkeys(wanted)
-    problems = []
-    for name in names:
-        if name in known:
-            continue
-        reason = misfit(name)
-        if reason is None:
-            problems.append(f"unknown {name!r}{did_you_mean(name, known)}")
-        else:
-            problems.append(f"{name!r} fits in no slot ({reason})")
-    problems += [f"{name!r} is given more than once" for name in names if wanted.count(name) > 1]
-    if not wanted:
-        problems = ["it is empty; a run that plants nothing has run.controller = 'none'"]
-    if problems:
-        raise ConfigError(f"env.blueprints: {'; '.join(problems)}; known for {where}: {', '.join(known)}")
-    return wanted

@@ -6,8 +6,8 @@ one env there. All values of a round belong to the step at which the round ended
 
 from __future__ import annotations
 
-import importlib
 import math
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -215,7 +215,7 @@ class ActiveRunSink(Sink):
 
 def active_run(library: str) -> Any:
     """Returns the run of wandb or trackio that is active in this thread; None without one."""
-    module = importlib.import_module(library)
+    module = sys.modules.get(library)  # which no active run has left out
     if hasattr(module, "context_vars"):  # trackio
         return module.context_vars.current_run.get()
     return getattr(module, "run", None)

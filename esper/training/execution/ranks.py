@@ -131,11 +131,6 @@ class RunRanks:
         device = devices[self.local_rank % len(devices)].strip()
         return run.model_copy(update={"lanes": workers, "device": device})
 
-    def check(self, hosts: int) -> None:
-        """Raises ConfigError if there are more ranks than hosts in a round."""
-        if self.size > hosts:
-            raise ConfigError(f"a round has {hosts} hosts (env.n_envs) for {self.size} ranks: use at most {hosts}")
-
     def new_name(self) -> int:
         """Returns a name for a group of hosts."""
         self.names += 1

@@ -13,7 +13,7 @@ import esper
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import HEADS
 from esper.core.blend import ChannelScale
-from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.ramps import STYLES
 from esper.core.stage import SeedStage
 from esper.env.planted import PlantedVectorEnv
@@ -119,10 +119,6 @@ def test_a_wrong_choice_lists_the_known_names(case: str) -> None:
 def test_a_topology_without_blueprints_is_refused() -> None:
     with pytest.raises(ConfigError, match="no blueprint is registered for cnn hosts"):
         GrowthVectorEnv(digits(), tiny_config(), blueprints=BlueprintRegistry())
-    assert choose(None, ("a", "b"), "here") == ("a", "b")
-    assert choose(("b",), ("a", "b"), "here") == ("b",)
-    assert choose(None, ("a", "b"), "here", default=("a",)) == ("a",)
-    assert choose(("b",), ("a", "b"), "here", default=("a",)) == ("b",)
 
 
 def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> None:
