@@ -1,10 +1,10 @@
 """Play plans to widen hosts that differ, fit an advisor to some of them, and judge it on the others.
 
-    python benchmarks/exam.py play FOLDER            # plays every plan: 12 CPU minutes without the wide parts
-    python benchmarks/exam.py judge FOLDER           # fits advisors and policies, and prints a table for each part
-    python benchmarks/exam.py final FOLDER           # plays and judges contexts that nothing is chosen by
-    python benchmarks/exam.py map FOLDER             # draws the sizes that the shipped advisor chooses
-    python benchmarks/exam.py ship FOLDER            # writes the advisor that comes with Esper
+    python -m benchmarks.exam play FOLDER            # plays every plan: 12 CPU minutes without the wide parts
+    python -m benchmarks.exam judge FOLDER           # fits advisors and policies, and prints a table for each part
+    python -m benchmarks.exam final FOLDER           # plays and judges contexts that nothing is chosen by
+    python -m benchmarks.exam map FOLDER             # draws the sizes that the shipped advisor chooses
+    python -m benchmarks.exam ship FOLDER            # writes the advisor that comes with Esper
 
 Tables of people and `fashion_mnist` must be there: see benchmarks/uci_tables.py, and `esper tasks`.
 """
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, fit, shipped
+from benchmarks.exam_fit import fit
+from benchmarks.exam_play import facts_of, law_of_region, play, wide_law
+from benchmarks.exam_rules import PlanTable, ceiling, halving, returns_of
+from esper.agents.advisor import ENTRIES, WEIGHTS, Advisor, shipped
 from esper.core.arrays import Floats, Ints
 from esper.core.sizing import FACTORS
-from esper.exam.context import Context, Law, law_of_region, wide_law
-from esper.exam.facts import facts_of
-from esper.exam.play import play
-from esper.exam.rules import PlanTable, ceiling, halving, returns_of
+from esper.exam.context import Context, Law
 from esper.exam.sources import (
     HELD_OUT_IMAGES,
     HELD_OUT_TABLES,

@@ -137,8 +137,6 @@ class ControllerSpec:
 
     def unknown(self) -> ConfigError:
         """Makes the error for an unknown name, with the known names."""
-        if self.name == "no-growth":  # its name as an arm in earlier versions
-            return ConfigError("no-growth is now called none, as an arm and as a controller")
         similar = did_you_mean(self.name, NAMES)
         return ConfigError(f"unknown controller {self.name!r}{similar}; known: {', '.join(NAMES)}")
 

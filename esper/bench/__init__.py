@@ -15,9 +15,3 @@ CASES = {
     "validate": "training",
     "workers": "training",
 }
-REMOVED = {
-    "end-to-end": "grow-task, a whole step of hosts that grow",
-    "ppo-update": "esper run: metrics.csv has the seconds of each update",
-    "telemetry-overhead": "env-step: one of its rows is the share of telemetry",
-}
-"""Cases of older versions, and what to use instead."""

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from esper.bench import CASES, REMOVED
+from esper.bench import CASES
 from esper.config.given import COUNT, FILE, FiniteRange
 from esper.config.task import Optimizer, Precision
 from esper.data.names import require_task
@@ -32,8 +32,6 @@ class InvalidInput(click.ClickException):
 def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the names of cases, all of them without names."""
     for case in cases:
-        if case in REMOVED:
-            raise click.BadParameter(f"{case} is gone; use {REMOVED[case]}")
         if case not in CASES:
             raise click.BadParameter(f"{case!r} is not a case; known: {', '.join(sorted(CASES))}")
     return cases

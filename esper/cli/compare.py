@@ -61,14 +61,6 @@ class CompareCommand(click.Command):
         super().format_options(ctx, formatter)
 
 
-def refuse_parts(_context: click.Context, option: click.Parameter, value: object) -> None:
-    """Raises ConfigError for an option of earlier versions, if it is given."""
-    if value not in (None, False):
-        from esper.compare.folder import NO_PARTS
-
-        raise ConfigError(f"{option.opts[0]} is gone: {NO_PARTS}")
-
-
 @click.command("compare", cls=CompareCommand)
 @config_options
 @click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
@@ -99,8 +91,6 @@ def refuse_parts(_context: click.Context, option: click.Parameter, value: object
     help="Continue a comparison, or analyse it again with another --reference. Code in files of yours has to be named "
     "again: a task with --task, controllers with --arm path.py:function.",
 )
-@click.option("--part", hidden=True, expose_value=False, is_eager=True, callback=refuse_parts)
-@click.option("--merge", is_flag=True, hidden=True, expose_value=False, is_eager=True, callback=refuse_parts)
 @rank_options
 def command(
     arms: tuple[str, ...],

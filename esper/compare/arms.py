@@ -21,19 +21,6 @@ Tables = dict[str, Any]
 CONTROL_NAMES = ["static", "bigger", "same-compute"]
 """Arms that are made from the results of another arm; :func:`esper.compare.controls.register` adds more."""
 
-MOVED = (
-    "static-compute",
-    "bigger-compute",
-    "bigger-trained",
-    "uniform",
-    "net2net",
-    "ensemble",
-    "distilled",
-    "lora",
-    "adalora",
-)
-"""Controls that benchmarks/ registers; Esper had them itself once."""
-
 
 def forms() -> str:
     """Returns all forms of arms, as text."""
@@ -296,15 +283,7 @@ def _check_controller(draft: _Draft) -> None:
     if not draft.controller:
         names = ", ".join((*NAMES, *CONTROL_NAMES))
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {names}")
-    if draft.controller in MOVED and draft.controller not in CONTROL_NAMES:
-        raise ConfigError(
-            f"the control {draft.controller} is no longer part of esper compare: benchmarks/alternatives.py and "
-            "benchmarks/adapters.py register it for scripts, as benchmarks/questions.py does; Esper's own controls are "
-            f"{', '.join(CONTROL_NAMES)}"
-        )
     if not _is_controller(draft.spec):
-        if draft.controller == "no-growth":
-            raise draft.spec.unknown()
         similar = did_you_mean(draft.spec.kind, (*NAMES, *CONTROL_NAMES))
         raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {forms()}")
     if draft.control_of is not None and draft.controller not in CONTROL_NAMES:

@@ -30,11 +30,6 @@ FORMAT = 1
 SETTINGS = "comparison.json"
 PLAYED = "played.jsonl"
 RESULTS = "results.json"
-NO_PARTS = (
-    "torchrun spreads hosts over machines that reach each other; others train seeds of their own (--seed 3 "
-    "--train-seeds 1), and a new comparison with the same --arm finds the folders seed-* of all in its --out"
-)
-"""The replacement for the parts of earlier versions."""
 FOLLOWED = "followed"
 """Folder of the files that arms follow, each named after its SHA-256."""
 
@@ -135,8 +130,6 @@ class ComparisonFolder:
         written = settings.get("format")
         if written != FORMAT:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
-        if settings.get("part", [1, 1]) != [1, 1]:
-            raise ConfigError(f"{self.path} is a part of a comparison, and parts are no longer played: {NO_PARTS}")
         return settings
 
     def save_round(
@@ -174,7 +167,7 @@ class ComparisonFolder:
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that a host took, by arm, by the clock of the machine that played it.
 
-        They are no result: the same comparison takes others elsewhere. Rounds of earlier versions have none.
+        They are no result: the same comparison takes others elsewhere.
         """
         hosts: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)

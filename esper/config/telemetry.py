@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import Field, field_validator
 
 from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
@@ -57,8 +57,7 @@ class AnomalyConfig(Section):
     certain."""
     entropy_until: Fraction = 0.5
     """Low entropy is reported only in this first fraction of all rounds; later it may be normal."""
-    # Run folders and policies of earlier versions say least_choices.
-    min_choices: Annotated[Count, Field(validation_alias=AliasChoices("min_choices", "least_choices"))] = 32
+    min_choices: Count = 32
     """Min choices in a rollout for a warning: of a head for its entropy, of the op for the critic and the gradient."""
     critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
     """Number of first rounds without warnings about the critic, which has not learned yet. With `ppo.group` there are

@@ -27,18 +27,6 @@ from esper.config.telemetry import AnomalyConfig, TelemetryConfig, TrackConfig
 from esper.config.types import Count, Devices, Finite, Fraction, Length, Listed, Names, NonNegative, Positive, Section
 from esper.errors import ConfigError, did_you_mean
 
-REMOVED = {
-    "run.max_device_copies_mib": (None, "snapshots lie beside their hosts; fewer hosts (env.n_envs) need less memory"),
-    "run.mark_phases": (False, 'telemetry.level = "debug" marks the phases'),
-    "env.recalibrate": (
-        False,
-        "all configurations use the BatchNorm statistics that training gathered, as with false",
-    ),
-    "track.project": ("esper", "wandb.init() names the project"),
-    "track.queue": (10_000, "trackers have no queue"),
-    "track.patience": (10.0, "trackers have no queue"),
-}
-"""Keys of earlier versions: their defaults, which are ignored, and what is so without them."""
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse", "priced"]
 
 MAX_PROBLEMS = 5
@@ -260,20 +248,6 @@ class TrainingConfig(Section):
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_defaults(cls, given: Any) -> Any:
-        """Ignores removed keys with their defaults, which run folders and policies of earlier versions have."""
-        if not isinstance(given, dict):
-            return given
-        tables = dict(given)
-        for path, (default, _) in REMOVED.items():
-            section, _, name = path.partition(".")
-            table = tables.get(section)
-            if isinstance(table, dict) and table.get(name, ...) == default:
-                tables[section] = {key: value for key, value in table.items() if key != name}
-        return tables
-
     @model_validator(mode="after")
     def _loss_has_a_unit(self) -> Self:
         if self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:
@@ -372,9 +346,6 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
     if problem["type"] != "extra_forbidden":
         return f"{'.'.join(location)}: {problem['msg']}, not {_shown(problem['input'])}"
     path = ".".join(location)
-    if path in REMOVED:
-        _, reason = REMOVED[path]
-        return f"{path} is no longer there: {reason}"
     section: Any = root
     for part in location[:-1]:
         section = section.model_fields[part].annotation

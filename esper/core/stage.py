@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class SeedStage(IntEnum):
-    """Stage of a slot and its seed. The values 0 and 5 belonged to stages that are gone, and are refused."""
+    """Stage of a slot and its seed."""
 
     DORMANT = 1
     GERMINATED = 2

@@ -40,23 +40,9 @@ NAMES = (
     *ENV_ONLY,
 )
 
-REMOVED: dict[str, str] = {
-    "cifar10_scale": "CNNHost(3, 10, base=8, blocks=5)",
-    "cifar10_impaired": "CNNHost(3, 10, base=1, blocks=3, kernel=1)",
-    "cifar10_minimal": "CNNHost(3, 10, base=2, blocks=3, kernel=1, pool=False, rows=1)",
-    "cifar10_wide": "CNNHost(3, 10, base=32, blocks=3)",
-}
-"""Hosts of tasks of earlier versions, which were `cifar10` with another one."""
-
 
 def require_task(name: str) -> None:
     """Raises ConfigError for a name that no task has, with the known ones, and for that of a file that is not there."""
-    if name in REMOVED:
-        raise ConfigError(
-            f"task {name!r} is no longer included. The same task, from a function in a file of yours (--task {FORM}): "
-            f'load_task("cifar10").with_hosts(lambda: {REMOVED[name]}), with load_task from esper.data.tasks and '
-            "CNNHost from esper.hosts.cnn"
-        )
     if name not in NAMES and ":" not in name and not name.endswith(".py"):
         similar = did_you_mean(name, NAMES)
         raise ConfigError(f"unknown task {name!r}{similar}; known: {', '.join(NAMES)}, or a file: {FORM}")

@@ -277,7 +277,7 @@ class PlantedBackend(Backend):
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         for name in self.STATE:
             getattr(self, name)[:] = saved[name].numpy()
-        self.layers.load_state(saved.get("layers", []))  # earlier versions did not shrink
+        self.layers.load_state(saved["layers"])
 
     def true_accuracies(self, slots: Slots, epoch: Ints) -> Accuracies:
         """Returns the accuracies under the law after ``epoch`` epochs [E], for all configurations."""

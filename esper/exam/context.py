@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -73,10 +72,6 @@ class Context:
         widest = WIDEST[self.topology]
         return tuple(factor for factor in FACTORS if self.width * factor <= widest)
 
-    def factor(self, plan: int) -> int:
-        """Returns the multiple of a plan, or the largest one that is not too wide."""
-        return self.factors[: plan + 1][-1]
-
     def parameters(
         self,
         factor: int = 1,
@@ -90,19 +85,6 @@ class Context:
             norms = 2 * width + 4 * width
             return 9 * width + 18 * width**2 + norms + 2 * width * classes + classes
         return (inputs + 1) * width + (width + 1) * width + (width + 1) * classes
-
-    def cost(self, factor: int) -> float:
-        """Returns the price of growing by ``factor``, pp."""
-        return self.price * float(np.log2(self.parameters(factor) / self.parameters()))
-
-    def operations(self) -> float:
-        """Returns floating-point operations of a forward pass of a sample."""
-        source = load_source(self.source)
-        w = self.width
-        if not source.images:
-            inputs = int(source.x.shape[1])
-            return 2.0 * (inputs * w + w**2 + w * source.classes)
-        return 2.0 * (64 * 9 * w + 16 * 18 * w**2 + 2 * w * source.classes)
 
 
 @dataclass(frozen=True)
@@ -175,31 +157,6 @@ class Law:
 @cache
 def _array_of(names: tuple[str, ...]) -> NDArray[np.str_]:
     return np.array(names)
-
-
-def law_of_region(sources: Sequence[str]) -> Law:
-    """Returns a law whose contexts all lie in the region that is left out, in each of its three respects."""
-    return Law(
-        tuple(sources),
-        cnn_widths=REGION.widths,
-        mlp_widths=REGION.widths,
-        cnn_epochs=REGION.epochs,
-        mlp_epochs=REGION.epochs,
-        samples=REGION.samples,
-        left_out=None,
-    )
-
-
-def wide_law(sources: Sequence[str]) -> Law:
-    """Returns a law of wider hosts, more samples and longer trainings, to learn from beside :class:`Law`."""
-    return Law(
-        tuple(sources),
-        cnn_widths=(1, 2, 3, 6, 8, 12, 16, 24),
-        mlp_widths=(1, 2, 3, 6, 8, 12, 16, 24, 32, 64),
-        cnn_epochs=(3, 40),
-        mlp_epochs=(3, 60),
-        samples=(40, 3_000),
-    )
 
 
 def _between(

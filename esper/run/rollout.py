@@ -153,7 +153,7 @@ class Rollout:
         self.info = info
         self.controller.load_memory_state(state["controller"])
         self.returns = state["returns"].numpy().copy()
-        self.discount = np.broadcast_to(state["discount"], self.env.num_envs).copy()  # of earlier versions: a number
+        self.discount = state["discount"].numpy().copy()
         self.done = state["done"].numpy().copy()
         self.seconds = state["seconds"]  # pauses do not count
         self.begun = True

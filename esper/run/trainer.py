@@ -167,9 +167,6 @@ class Trainer:
             if isinstance(values, list):
                 baseline[name] = tuple(values)
         self.prepare(Baseline(**baseline))
-        split = state.get("micro_batches")  # earlier versions split batches when memory ran out
-        if split not in (None, self.config.task.micro_batches):
-            raise ValueError(f"it has {split} micro-batches, and the config {self.config.task.micro_batches}")
         self.collector.load_state_dict(state["collector"])
         self.agent.load_state_dict(state["agent"])
         self.done = int(state["round"])

@@ -82,7 +82,7 @@ class Governor:
     ) -> None:
         """Resumes from ``state``, for a host on ``device``."""
         self.reset()
-        self.chance = state.get("chance", self.chance)
+        self.chance = state["chance"]
         self.losses.extend(state["losses"])
         self.train_losses.extend(state["train_losses"])
         self.anomalies = state["anomalies"]

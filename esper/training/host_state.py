@@ -93,21 +93,21 @@ def load_host_state(
     every value is overwritten. Raises ValueError if the tensors do not match those of ``state``.
     """
     training.reset(state["run_seed"], state["episode"])
-    if state.get("grown"):
+    if state["grown"]:
         training.take_shapes(shapes_in(state["tensors"]))
-    training.take_layers(state.get("layers", {}))  # earlier versions did not shrink
+    training.take_layers(state["layers"])
     fill(training.network_tensors(()), state["tensors"])  # seeds are probed with these weights
     for site in training.sites:
         if site.name not in state["seeds"]:
             continue
-        blueprint, style, *leading = state["seeds"][site.name]  # earlier versions have no third
+        blueprint, style, leading = state["seeds"][site.name]
         recipe = blueprints.at(
             training.host.topology,
             site.place,
             blueprint,
         )
-        training.plant(site, recipe, STYLES[style], *leading)
-    training.planted_at.update(state.get("planted_at", {}))
+        training.plant(site, recipe, STYLES[style], leading)
+    training.planted_at.update(state["planted_at"])
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])
     live = dict(all_tensors(training))

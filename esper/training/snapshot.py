@@ -162,8 +162,8 @@ class Snapshot:
         self.epoch = state["epoch"]
         self.measured = _copied(state["measured"])
         self.record = ValidationRecord(**state["record"])
-        self.layers = state.get("layers", {})  # earlier versions did not shrink
-        self.grown = state.get("grown", {})
+        self.layers = state["layers"]
+        self.grown = state["grown"]
         self.tensors = {name: saved.to(device, copy=True) for name, saved in state["copies"].items()}
 
 

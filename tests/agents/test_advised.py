@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.exam_play import facts_of
 from esper.agents.advised import AdvisedController, facts_in
 from esper.agents.advisor import Advisor, HostFacts
 from esper.agents.controller import EnvView
@@ -11,7 +12,6 @@ from esper.core.action import Op
 from esper.core.sizing import FACTORS, WIDENINGS
 from esper.env.vector_env import GrowthVectorEnv
 from esper.exam.context import Context, task_of
-from esper.exam.facts import facts_of
 
 CONTEXTS = {
     "cnn": Context(

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.agents.advisor import ENTRIES, HostFacts, fit, shipped
+from benchmarks.exam_fit import fit
+from esper.agents.advisor import ENTRIES, HostFacts, shipped
 from esper.core.sizing import FACTORS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from functools import partial
 from pathlib import Path
@@ -123,9 +122,6 @@ def test_models_of_stable_baselines_are_refused_with_what_to_use_instead() -> No
     for name in ("checkpoint:model.zip", "sampled:runs/model.zip"):
         with pytest.raises(ConfigError, match=r"as in examples/sb3_controller\.py"):
             ControllerSpec.of(name).check()
-    for module in ("esper.agents.sb3", "esper.env.sb3"):
-        with pytest.raises(ImportError, match=r"copy \w+ from examples/sb3_\w+\.py"):
-            importlib.import_module(module)
 
 
 def test_folders_have_short_names_of_controllers() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from esper.bench import CASES, REMOVED, runner
+from esper.bench import CASES, runner
 from esper.bench.case import load_case, size_text
 from esper.bench.command import command
 
@@ -60,14 +60,6 @@ def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
         "grow-task",
         "workers",
     }
-
-
-def test_a_case_of_an_older_version_is_refused_with_the_one_to_use() -> None:
-    case = min(REMOVED)
-    code, output = type_in(case)
-    assert code == 2
-    assert f"{case} is gone; use " in output
-    assert "Traceback" not in output
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:

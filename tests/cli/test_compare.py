@@ -174,17 +174,6 @@ def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
     assert esper("show", "out/seed-1/0-ppo").code == 0
 
 
-@pytest.mark.parametrize("options", [("--part", "1/2"), ("--merge", "p1", "p2")])
-def test_parts_are_refused_with_what_to_use_instead(
-    options: tuple[str, ...], esper: Esper
-) -> None:
-    found = esper("compare", *options, "--arm", "none", "--arm", "random")
-    assert found.code == 2
-    assert f"{options[0]} is gone: torchrun spreads hosts" in found.err
-    assert "--train-seeds 1" in found.err
-    assert not list(Path().iterdir())
-
-
 @pytest.mark.parametrize("option", ["--train-seeds", "--rounds"])
 def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) -> None:
     found = esper(

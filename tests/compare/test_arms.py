@@ -213,10 +213,6 @@ def test_a_control_inherits_the_values_of_its_arm() -> None:
             ("none", "nope"),
             "unknown controller 'nope' (did you mean 'none'?); an arm is one of: none, static, bigger",
         ),
-        (
-            ("random", "uniform"),
-            "the control uniform is no longer part of esper compare: benchmarks/alternatives.py",
-        ),
         (("none", "a=b"), "b is not a .toml file"),
         (("none", "a=gone.toml"), "gone.toml does not exist"),
         (("none", "a:env.max_seeds=1"), "arm 'a' has no controller; give it one of"),

@@ -85,15 +85,6 @@ def test_an_error_tells_of_a_few_problems_and_counts_the_others() -> None:
     assert len(str(found.value).splitlines()) == 6
 
 
-def test_removed_keys_are_ignored_with_their_defaults_and_refused_otherwise() -> None:
-    """Run folders and policies of earlier versions have them."""
-    track = {"project": "esper", "queue": 10_000, "patience": 10.0}
-    old = {"run": {"max_device_copies_mib": None}, "track": track}
-    assert TrainingConfig.parse(old) == TrainingConfig()
-    with pytest.raises(ConfigError, match=r"env\.recalibrate is no longer there: all"):
-        TrainingConfig.parse({"env": {"recalibrate": True}})
-
-
 def test_values_take_the_place_of_defaults_only() -> None:
     config = TrainingConfig().with_values(env={"max_seeds": 2})
     found = config.with_defaults(

@@ -43,7 +43,6 @@ def test_a_file_has_to_be_there(tmp_path: Path) -> None:
         "run --controller foo",
         "run --set a.b=3",
         "compare --arm foo --arm none",
-        "compare --arm no-growth --arm heuristic",
     ],
 )
 def test_help_and_errors_of_usage_do_not_load_torch(arguments: str) -> None:

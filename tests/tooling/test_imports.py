@@ -70,9 +70,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "training": ("core", "hosts", "data", "files.atomic", "config.task"),
     "files.grown_host": ("core", "hosts", "data", "training", "files.atomic"),
     # hosts that differ
-    "exam.made": ("core",),
-    "exam.sources": ("core", "data", "exam.made"),
-    "exam.context": ("core", "hosts", "data", "exam.sources"),
+    "exam": ("core", "hosts", "data"),
     # the env
     "env": (
         "core",
@@ -81,9 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "training",
         "config.task",
         "files.grown_host",
-        "exam.made",
-        "exam.sources",
-        "exam.context",
+        "exam",
     ),
     # what decides: it knows the seam, never the env or what trains a host
     "agents": (
@@ -105,7 +101,6 @@ ALLOWED["agents.make"] = (*LIBRARY, "files")
 ALLOWED["run.interrupt"] = ()
 ALLOWED["run.rollout"] = (*LIBRARY, "files", "run.interrupt")
 PLAY = ("run.interrupt", "run.rollout")
-ALLOWED["exam"] = (*LIBRARY, "files")
 ALLOWED["grower"] = (*LIBRARY, "files", "show")
 ALLOWED["integrations"] = (*LIBRARY, "files", "grower")
 ALLOWED["compare"] = (*LIBRARY, "show", "files", *PLAY, "root")
@@ -113,7 +108,7 @@ ALLOWED["run"] = (*LIBRARY, "files", "show", *PLAY, "compare", "root")
 # comparisons whose arms may be runs of their own
 ALLOWED["compare.comparison_run"] = (*LIBRARY, "files", "compare", "run")
 ALLOWED["compare.evaluate"] = (*LIBRARY, "files", "compare", "run")
-ROOMS = ("files", "show", "grower", "integrations", "compare", "run", "exam")
+ROOMS = ("files", "show", "grower", "integrations", "compare", "run")
 ALLOWED["cli"] = (*LIBRARY, *ROOMS, "root")
 ALLOWED["bench"] = (*LIBRARY, *ROOMS, "root")
 ALLOWED["root"] = (*LIBRARY, *ROOMS)

@@ -88,11 +88,6 @@ class PPOAgent(Policy):
         )
         return decision.action.cpu().numpy()
 
-    def load_from(self, other: PPOAgent) -> None:
-        """Copies another agent's network weights and its observation and reward statistics."""
-        self.load_policy_state(other.policy_state())
-        self.rewards.load_state_dict(other.rewards.state_dict())
-
     def clone_policy(
         self,
         n_envs: int,

@@ -16,7 +16,7 @@ import torch
 
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.update import UpdateStats
-from esper.config import AnomalyConfig, ConfigError, TrainingConfig
+from esper.config import AnomalyConfig, TrainingConfig
 from esper.core.action import HEADS, Op
 from esper.telemetry.anomaly import KINDS, AnomalyDetector
 from esper.telemetry.event import AnomalyDetected, PolicyUpdated
@@ -328,12 +328,3 @@ def test_every_limit_is_in_the_configuration() -> None:
     assert DETECTOR.look(updated(round=1)) == []
     kinds = {event.kind for event in detector.look(updated(round=1))}
     assert kinds == set(KINDS) - {"not_finite"}
-
-
-def test_the_configs_of_earlier_versions_are_read() -> None:
-    """They call ``min_choices`` ``least_choices``; what is typed today has one name."""
-    config = TrainingConfig.parse({"anomaly": {"least_choices": 5}})
-    assert config.anomaly.min_choices == 5
-    assert "least_choices" not in config.to_toml()
-    with pytest.raises(ConfigError, match="did you mean 'min_choices'"):
-        config.with_values(anomaly={"least_choices": 7})

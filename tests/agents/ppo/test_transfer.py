@@ -87,7 +87,7 @@ def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(
     env = planted(4)
     observation, info = env.reset(seed=2)
     other = make_agent(env, run_seed=7)
-    other.load_from(trained)
+    other.load_policy_state(trained.policy_state())
     decisions = []
     for policy in (
         trained.clone_policy(8, 7, greedy=True),
@@ -105,7 +105,7 @@ def test_an_agent_continues_to_learn_on_another_host(trained: PPOAgent) -> None:
     """Replay reproduces its log-probabilities there, too."""
     env = planted(6, (*FOUR, "reed"))
     agent = make_agent(env)
-    agent.load_from(trained)
+    agent.load_policy_state(trained.policy_state())
     for _ in range(2):
         played = play_round(env, agent, seed=4, learner=agent)
         then, now = replayed_log_probs(agent)

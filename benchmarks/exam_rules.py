@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.exam_play import factor_of
 from esper.core.arrays import Floats, Ints
 from esper.core.sizing import FACTORS
 from esper.exam.context import Context
@@ -25,12 +26,18 @@ FEWEST = 3
 """Fewest contexts in a cell of a table; with fewer, its plan is the best single one."""
 
 
+def cost_of(context: Context, factor: int) -> float:
+    """Returns the price of growing by ``factor``, pp."""
+    doublings = np.log2(context.parameters(factor) / context.parameters())
+    return context.price * float(doublings)
+
+
 def costs(contexts: Sequence[Context]) -> Floats:
     """Returns the price of each plan, pp [contexts, plans]."""
     rows = np.zeros((len(contexts), len(FACTORS)))
     for row, context in enumerate(contexts):
         for plan in range(len(FACTORS)):
-            rows[row, plan] = context.cost(context.factor(plan))
+            rows[row, plan] = cost_of(context, factor_of(context, plan))
     return rows
 
 
@@ -83,7 +90,9 @@ class PlanTable:
 
     def choose(self, contexts: Sequence[Context]) -> Ints:
         """Returns the plan of each context, [contexts]."""
-        return np.array([self.plans.get(int(cell), self.single) for cell in self._cells(contexts)])
+        return np.array(
+            [self.plans.get(int(cell), self.single) for cell in self._cells(contexts)]
+        )
 
     def _cells(self, contexts: Sequence[Context]) -> Ints:
         cells = np.zeros(len(contexts), dtype=np.int64)

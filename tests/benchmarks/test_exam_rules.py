@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from benchmarks.exam_rules import (
+    PlanTable,
+    ceiling,
+    cost_of,
+    costs,
+    halving,
+    returns_of,
+)
 from esper.exam.context import Context
-from esper.exam.rules import PlanTable, ceiling, costs, halving, returns_of
+from tests.exam.test_context import TABLE
 
 
 def contexts(count: int) -> list[Context]:
@@ -19,6 +29,12 @@ def test_the_first_plan_is_free_and_wider_ones_cost_more() -> None:
     paid = costs(contexts(3))
     assert (paid[:, 0] == 0).all()
     assert (np.diff(paid, axis=1) > 0).all()
+
+
+def test_a_doubling_of_the_parameters_costs_the_price() -> None:
+    grown = TABLE.parameters(4) / TABLE.parameters()
+    assert cost_of(replace(TABLE, price=3.0), 4) == pytest.approx(3 * np.log2(grown))
+    assert cost_of(TABLE, 1) == 0
 
 
 def test_the_ceiling_is_judged_on_a_seed_that_did_not_choose() -> None:

@@ -1,4 +1,4 @@
-"""Plays plans: trains the host of each context at each width, natively, many at a time."""
+"""Contexts of the exam: laws that they are drawn from, what is known of them, and plans played in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from esper.agents.advisor import HostFacts
 from esper.config import TrainingConfig
 from esper.core.arrays import Floats
 from esper.core.sizing import FACTORS
 from esper.data.task import resolve
-from esper.exam.context import Context, task_of
+from esper.exam.context import BATCH, RATES, REGION, Context, Law, task_of
+from esper.exam.sources import load_source
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import Placed
 from esper.training.host_trainer import HostTrainer, make_trainings
@@ -22,6 +24,65 @@ from esper.training.validate import all_off, evaluate
 
 AT_ONCE = 64
 """Hosts that are held in memory at a time."""
+
+
+def law_of_region(sources: Sequence[str]) -> Law:
+    """Returns a law whose contexts all lie in the region that is left out, in each of its three respects."""
+    return Law(
+        tuple(sources),
+        cnn_widths=REGION.widths,
+        mlp_widths=REGION.widths,
+        cnn_epochs=REGION.epochs,
+        mlp_epochs=REGION.epochs,
+        samples=REGION.samples,
+        left_out=None,
+    )
+
+
+def wide_law(sources: Sequence[str]) -> Law:
+    """Returns a law of wider hosts, more samples and longer trainings, to learn from beside :class:`Law`."""
+    return Law(
+        tuple(sources),
+        cnn_widths=(1, 2, 3, 6, 8, 12, 16, 24),
+        mlp_widths=(1, 2, 3, 6, 8, 12, 16, 24, 32, 64),
+        cnn_epochs=(3, 40),
+        mlp_epochs=(3, 60),
+        samples=(40, 3_000),
+    )
+
+
+def factor_of(context: Context, plan: int) -> int:
+    """Returns the multiple of a plan, or the largest one that is not too wide."""
+    return context.factors[: plan + 1][-1]
+
+
+def operations_of(context: Context) -> float:
+    """Returns floating-point operations of a forward pass of a sample."""
+    source = load_source(context.source)
+    w = context.width
+    if not source.images:
+        inputs = int(source.x.shape[1])
+        return 2.0 * (inputs * w + w**2 + w * source.classes)
+    return 2.0 * (64 * 9 * w + 16 * 18 * w**2 + 2 * w * source.classes)
+
+
+def facts_of(context: Context) -> HostFacts:
+    """Returns what is known of a context before its first step."""
+    source = load_source(context.source)
+    width = context.width
+    batch = min(BATCH, context.samples)
+    return HostFacts(
+        widths=(width, 2 * width) if source.images else (width, width),
+        parameters={factor: context.parameters(factor) for factor in context.factors},
+        operations=operations_of(context),
+        inputs=source.x[0].size,
+        classes=source.classes,
+        convolutional=source.images,
+        samples=context.samples,
+        epochs=context.epochs,
+        updates=context.samples // batch * context.epochs,
+        rate=RATES[context.topology, context.optimizer] * context.rate,
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +143,9 @@ def _hosts(jobs: Sequence[Job]) -> list[HostTraining]:
     tasks = [task_of(job.context, job.factor) for job in jobs]
     configs = []
     for job, task in zip(jobs, tasks, strict=True):
-        config = TrainingConfig().with_values(env={"episode_length": job.epochs, "n_envs": 1})
+        config = TrainingConfig().with_values(
+            env={"episode_length": job.epochs, "n_envs": 1}
+        )
         configs.append(resolve(config, task))
     # A host's random numbers depend on its index, and are to be the same in any company.
     hosts = make_trainings(tasks, configs, [0] * len(jobs))
@@ -105,7 +168,7 @@ def play(
         epochs = max(1, round(share * context.epochs))
         for plan in range(len(FACTORS)):
             for seed in seeds:
-                factor = context.factor(plan)
+                factor = factor_of(context, plan)
                 jobs[number, factor, seed] = Job(
                     context,
                     factor,
@@ -117,5 +180,7 @@ def play(
     for number, context in enumerate(contexts):
         for plan in range(len(FACTORS)):
             for place, seed in enumerate(seeds):
-                result[number, plan, place] = scores[number, context.factor(plan), seed]
+                result[number, plan, place] = scores[
+                    number, factor_of(context, plan), seed
+                ]
     return result
