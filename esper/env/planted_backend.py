@@ -39,17 +39,12 @@ class PlantedBackend(Backend):
     """
 
     STATE = (
-        "worth",
         "experience",
         "trained_alpha",
         "merged_worth",
         "merged_gain",
         "scar",
         "noise",
-        "seed_time",
-        "reliance",
-        "paired_noise",
-        "overlap",
     )
     """Names of the arrays that change."""
 
@@ -66,14 +61,11 @@ class PlantedBackend(Backend):
         slots = len(law.slots)
         self.only_added = np.zeros(len(law.blueprints), dtype=np.bool_)
         self.at_once = np.array(law.at_once or (False,) * len(law.blueprints), dtype=np.bool_)
-        self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
-        """Worths of seeds, [E, S, B], pp."""
+        self.worth = np.array(law.worth)
+        """Worths of seeds, [S, B], pp."""
         self.share = np.array(law.share)
-        # What is unknown of each env's episode, [E, 1].
-        self.seed_time = np.full((n_envs, 1), law.seed_time)
-        self.reliance = np.full((n_envs, 1), law.reliance)
-        self.paired_noise = np.full((n_envs, 1), law.paired_noise)
-        self.overlap = np.zeros((n_envs, 1))
+        self.ripening = law.seed_time * horizon
+        """Experience at which a seed has ripened to 1 − 1/e."""
         self.experience = np.zeros((n_envs, slots))
         self.trained_alpha = np.zeros_like(self.experience)
         """Alpha in the last trained epoch, [E, S]."""
@@ -107,21 +99,6 @@ class PlantedBackend(Backend):
             episode = int(episodes[env])
             draw = np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.NOISE))
             self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
-            self._draw_unknowns(env, draw)
-
-    def _draw_unknowns(self, env: int, draw: np.random.Generator) -> None:
-        """Sets what a controller does not know of the episode of ``env``."""
-        law = self.law
-        worth = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))
-        # Factors that are uniform in their logarithm.
-        worths, noise, paired, reliance, seed_time = law.unknown ** draw.uniform(-1, 1, 5)
-        self.worth[env] = worth * worths
-        self.noise[env, :, 0] *= noise
-        self.noise[env, :, 1:] *= paired
-        self.paired_noise[env] = law.paired_noise * paired
-        self.reliance[env] = law.reliance * reliance
-        self.seed_time[env] = law.seed_time * seed_time
-        self.overlap[env] = law.overlap * draw.uniform(-1, 1)
 
     def plant(
         self,
@@ -163,15 +140,15 @@ class PlantedBackend(Backend):
             self.merged_worth[env, s] -= worth
             self.merged_gain[env, s] -= worth * maturity
             # The inverse of the law's maturity.
-            ripening = -np.log1p(-min(maturity, MATURE))
-            self.experience[env, s] = ripening * self.seed_time[env, 0] * self.horizon
+            exponent = -np.log1p(-min(maturity, MATURE))
+            self.experience[env, s] = exponent * self.law.seed_time * self.horizon
             self.trained_alpha[env, s] = 1.0  # nothing changes: no shock
         return releases
 
     @property
     def maturity(self) -> Floats:
         """Maturity m of seeds, [E, S]."""
-        return np.asarray(1 - np.exp(-self.experience / (self.seed_time * self.horizon)))
+        return np.asarray(1 - np.exp(-self.experience / self.ripening))
 
     def train(self, active: Bools, state: EnvState) -> None:
         law = self.law
@@ -194,7 +171,7 @@ class PlantedBackend(Backend):
         rate = np.where(slots.stage == SeedStage.TRAINING, law.incubation_rate, alpha)
         grown = rate * plasticity[:, None]
         self.experience += np.where(trained & slots.learning, grown, 0.0)
-        ripens = 1 - np.exp(-plasticity[:, None] / (self.seed_time * self.horizon))
+        ripens = 1 - np.exp(-plasticity[:, None] / self.ripening)
         self.merged_gain += np.where(trained, (self.merged_worth - self.merged_gain) * ripens, 0.0)
         np.copyto(self.trained_alpha, alpha, where=trained)
 
@@ -243,7 +220,7 @@ class PlantedBackend(Backend):
             blended,
             contribution_change=contribution - np.nan_to_num(seeds.contribution),
             contribution=contribution,
-            contribution_error=self.paired_noise,
+            contribution_error=self.law.paired_noise,
             epochs_since_measured=0,
         )
 
@@ -253,7 +230,7 @@ class PlantedBackend(Backend):
         seeds.write(blended & (due | alone)[:, None], interaction=measured.interaction)
 
         incubating = active & (seeds.stage == SeedStage.TRAINING)
-        seeds.write(incubating, trial=measured.trial, trial_error=self.paired_noise)
+        seeds.write(incubating, trial=measured.trial, trial_error=self.law.paired_noise)
 
         # A seed's gradient is large while it has much to learn, and it is always sound.
         immaturity = 1 - self.maturity
@@ -291,17 +268,16 @@ class PlantedBackend(Backend):
         interaction = realised * helpful * pull
 
         # The host leans on its blended seeds, and falls if they are switched off: in a committed network, if not kept.
-        leaning = self.reliance * realised
-        shared = self._shared(leaning)
+        leaning = self.law.reliance * realised
         kept = np.where(slots.fossil, realised, 0.0)
         unkept = np.where(slots.fossil, 0.0, leaning)
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar + self.merged_gain.sum(axis=1)
         return Accuracies(
             accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),
-            committed=np.clip(alone + self._effect(worth, kept) - self._lost(unkept), 0.0, 100.0),
-            all_off=np.clip(alone - self._lost(leaning), 0.0, 100.0),
+            committed=np.clip(alone + self._effect(worth, kept) - unkept.sum(axis=1), 0.0, 100.0),
+            all_off=np.clip(alone - leaning.sum(axis=1), 0.0, 100.0),
             contribution=worth * realised + interaction + leaning,
-            interaction=interaction + shared,
+            interaction=interaction,
             trial=worth * on_trial + helpful * on_trial * pull,
         )
 
@@ -309,21 +285,10 @@ class PlantedBackend(Backend):
         """Returns the worth of each seed with its blend operator, [E, S], pp; 0 for an empty slot."""
         planted = slots.blueprint >= 0
         blueprint = np.where(planted, slots.blueprint, 0)
-        worth = np.take_along_axis(self.worth, blueprint[:, :, None], axis=2)[:, :, 0]
+        worth = self.worth[np.arange(len(self.worth)), blueprint]
         share = self.share[STYLE_OPERATOR[slots.style]]
         returns = self.law.returns**slots.merges
         return np.where(planted, worth * share * returns, 0.0)
-
-    def _shared(self, leaning: Floats) -> Floats:
-        """Returns the part of each seed's ``leaning`` [E, S] that overlaps with that of the other seeds, [E, S], pp."""
-        # [E, S, S]; each seed's pair with itself is taken off again.
-        pairs = np.minimum(leaning[:, :, None], leaning[:, None, :])
-        return np.asarray(self.overlap * (pairs.sum(axis=2) - leaning))
-
-    def _lost(self, leaning: Floats) -> Floats:
-        """Returns the accuracy lost by switching off seeds that are leaned on by ``leaning`` [E, S]; [E], pp."""
-        # Each pair's overlap is in the sum twice.
-        return np.asarray(leaning.sum(axis=1) - self._shared(leaning).sum(axis=1) / 2)
 
     def _effect(self, worth: Floats, realised: Floats) -> Floats:
         """Returns the accuracy that all seeds add together, [E], pp."""

@@ -12,8 +12,7 @@ Accuracies are pp, T is the horizon.
   because the seed is immature, and falling_shock · Δ² · m if it falls, because the host relies on the seed. So blending
   too early, pruning a mature seed, and doing either in one jump cost accuracy. The loss heals by healing · p per epoch.
 - Reliance. A host relies on its blended seeds: if one is switched off, because its contribution is measured or because
-  it was not kept, accuracy falls by r = reliance · αm in addition to what the seed adds. Two that are switched off
-  together cost r + r' − o · min(r, r'), with an overlap o of each episode between −overlap and overlap.
+  it was not kept, accuracy falls by r = reliance · αm in addition to what the seed adds.
 - Merges. A merged seed is a part of the host: it goes on maturing as a seed at alpha 1, and nothing switches it off. A
   later seed in its slot has ``returns`` times the worth, for each seed merged there before.
 - Noise. Measured accuracies have one error per epoch, with standard deviation ``noise``, which is the same for all
@@ -53,20 +52,11 @@ class SimParams:
         (7.0, -4.0, -5.0, 3.0),
     )
     """Worth of a seed by slot, then blueprint, pp."""
-    worth_std: float = 0.0
-    """If above 0, every episode has its own worths: these plus normal noise with this standard deviation, pp."""
-    unknown: float = 1.0
-    """If above 1, every episode has its own unknowns: its worths as a whole, ``noise``, ``paired_noise``, ``reliance``
-    and ``seed_time``, each multiplied by a factor between 1 / unknown and unknown, uniform in its logarithm."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
     """Fraction of its worth that a seed can reach, by blend operator: add, multiply, gate."""
     synergy: float = 1.0
     parameters: tuple[int, ...] = (100, 300, 600, 400)
     """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
-    kinds: tuple[tuple[float, ...], ...] = ()
-    """The parts that each blueprint is built of, see ``esper.core.observation.KINDS``; empty: nothing."""
-    fits: tuple[tuple[bool, ...], ...] = ()
-    """Whether each blueprint can be planted in each slot, by slot; empty: all can be everywhere."""
     at_once: tuple[bool, ...] = ()
     """Whether seeds are a part of their host at once, by blueprint; empty: none is."""
     merges: tuple[bool, ...] = ()
@@ -94,7 +84,6 @@ class SimParams:
     falling_shock: float = 5.0
     healing: float = 0.08
     reliance: float = 0.0
-    overlap: float = 0.0
     noise: float = 0.3
     paired_noise: float = 0.3
     spread: float = 0.3
@@ -120,21 +109,15 @@ class SimParams:
             blueprints=blueprints,
             worth=tuple(map(of_these, self.worth)),
             parameters=of_these(self.parameters),
-            kinds=of_these(self.kinds),
             at_once=of_these(self.at_once),
             merges=of_these(self.merges),
             flops=of_these(self.flops),
-            fits=tuple(map(of_these, self.fits)),
         )
 
     @property
     def spec(self) -> ActionSpec:
-        """The slots, and the blueprints that fit in each."""
-        offered = []
-        for row in self.fits:
-            fitting = tuple(name for name, fits in zip(self.blueprints, row, strict=True) if fits)
-            offered.append(fitting)
-        return ActionSpec(self.slots, self.blueprints, tuple(offered))
+        """The slots and blueprints."""
+        return ActionSpec(self.slots, self.blueprints)
 
     @property
     def choices(self) -> Choices:
@@ -143,15 +126,13 @@ class SimParams:
         sizes = np.array(self.parameters) + self.gate_parameters
         # A multiplication and an addition for each parameter.
         flops = np.array(self.flops) if self.flops else 2.0 * sizes
-        fits = np.array(self.fits) if self.fits else np.ones(shape, dtype=np.bool_)
-        kinds = np.array(self.kinds) if self.kinds else np.zeros((shape[1], len(KINDS)))
         return Choices(
             host_parameters=self.host_parameters,
             host_flops=self.host_flops,
-            parameters=np.where(fits, sizes, 0),
-            flops=np.where(fits, flops, 0.0),
+            parameters=np.tile(sizes, (shape[0], 1)),
+            flops=np.tile(flops, (shape[0], 1)),
             widths=np.full(shape[0], self.width),
-            kinds=kinds,
+            kinds=np.zeros((shape[1], len(KINDS))),
             **never_shrinks(shape[0]),
         )
 

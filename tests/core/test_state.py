@@ -96,9 +96,7 @@ def world(name: str, events: list[Event]) -> SlotVectorEnv:
         }
     if name.startswith("planted"):
         config = TrainingConfig.parse({"env": sizes, "task": {"name": "planted"}})
-        return PlantedVectorEnv(
-            config, SimParams(noise=1.0, paired_noise=1.0, worth_std=2.0)
-        )
+        return PlantedVectorEnv(config, SimParams(noise=1.0, paired_noise=1.0))
     kind = WORLDS[name]
     config = TrainingConfig.parse(
         {

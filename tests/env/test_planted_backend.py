@@ -70,25 +70,6 @@ def test_neighbours_of_positive_worth_help_each_other() -> None:
     np.testing.assert_allclose(true.committed - host, [8 + 4.5 - 5 + 1])
 
 
-def test_every_simulated_host_has_worths_of_its_own() -> None:
-    law = replace(QUIET, worth_std=2.0)
-
-    def worths(n_envs: int, seed: int, episodes: int) -> np.ndarray:
-        env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
-        for number in range(episodes):
-            env.reset(seed=None if number else seed)
-        return env.backend.worth.copy()
-
-    first = worths(4, 0, 1)
-    assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
-    np.testing.assert_array_equal(first, worths(9, 0, 1)[:4])
-    assert (first != worths(4, 0, 2)).all()
-    assert (first != worths(4, 1, 1)).all()
-    many = worths(500, 3, 1)
-    np.testing.assert_allclose(many.mean(axis=0), law.worth, atol=0.4)
-    np.testing.assert_allclose(many.std(axis=0), 2.0, atol=0.3)
-
-
 def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
     law = replace(QUIET, reliance=10.0)
     leaning, free = PlantedBackend(law, 1, 50, 1), PlantedBackend(QUIET, 1, 50, 1)

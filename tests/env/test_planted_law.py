@@ -30,14 +30,6 @@ def test_a_host_alone_follows_the_baseline() -> None:
         np.testing.assert_allclose(info["baseline_accuracy"], curve)
 
 
-def test_a_world_has_its_own_unknowns_without_any_noise() -> None:
-    env = planted(2, law=replace(QUIET, unknown=3.0, overlap=0.5, reliance=1.0))
-    env.reset(seed=0)
-    backend = env.backend
-    for drawn in (backend.overlap, backend.seed_time, backend.reliance):
-        assert drawn[0] != drawn[1]
-
-
 def grown(env: PlantedVectorEnv, rows: dict[int, NDArray[np.int64]]) -> float:
     """Final committed accuracy above the baseline of one env that takes these actions at these epochs, pp."""
     env.reset(seed=0)
