@@ -96,9 +96,9 @@ class ComparisonFolder:
         return Settings(
             int(settings["pairs"]),
             str(settings["reference"]),
-            settings.get("train_seeds"),
+            settings["train_seeds"],
             arms,
-            settings.get("width"),
+            settings["width"],
         )
 
     def _confirmed(self, controller: str, named: Sequence[str]) -> str:
@@ -172,9 +172,8 @@ class ComparisonFolder:
         hosts: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         for entry in self._played():
-            if "seconds" in entry:
-                hosts[entry["arm"]] += len(entry["hosts"])
-                seconds[entry["arm"]] += entry["seconds"]
+            hosts[entry["arm"]] += len(entry["hosts"])
+            seconds[entry["arm"]] += entry["seconds"]
         return {arm: seconds[arm] / count for arm, count in hosts.items()}
 
     def _played(self) -> list[dict[str, Any]]:

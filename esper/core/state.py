@@ -330,13 +330,13 @@ class EpisodeRules:
     def _losses(self) -> Floats:
         return self.baseline.in_stds(np.array(self.baseline.loss))
 
-    def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
-        """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        return self._accuracies[np.minimum(epoch + ahead, self.horizon)]
+    def baseline_at(self, epoch: Ints) -> Floats:
+        """Returns b_t at these epochs, pp; the last value beyond the horizon."""
+        return self._accuracies[np.minimum(epoch, self.horizon)]
 
-    def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
-        """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
-        return self._losses[np.minimum(epoch + ahead, self.horizon)]
+    def baseline_loss_at(self, epoch: Ints) -> Floats:
+        """Returns the no-growth loss at these epochs, in standard deviations of the final one."""
+        return self._losses[np.minimum(epoch, self.horizon)]
 
 
 def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:

@@ -100,15 +100,10 @@ class RankHosts(RankGroup):
 
 
 class RankServer:
-    """Makes and keeps the groups of hosts of one rank. Rank 0 calls its methods.
+    """Makes and keeps the groups of hosts of one rank. Rank 0 calls its methods, and names the task."""
 
-    Args:
-        task: what hosts are trained on; None: the task that rank 0 names, loaded once.
-    """
-
-    def __init__(self, ranks: RunRanks, task: Task | None = None) -> None:
+    def __init__(self, ranks: RunRanks) -> None:
         self.ranks = ranks
-        self.task = task
         self.groups: dict[int, RankGroup] = {}
         self.tasks: dict[tuple[str, str, str], Task] = {}
         """The tasks in use, by name, start and device."""
@@ -170,7 +165,7 @@ class RankServer:
         key = self._key(config)
         if key in self.tasks:
             return self.tasks[key]
-        task = self.task or load_task(config.task.name, DataOptions.of(config.task))
+        task = load_task(config.task.name, DataOptions.of(config.task))
         task = started(task, config.task.start)
         device = torch.device(key[2])
         if device.type == "cuda":

@@ -273,7 +273,7 @@ class LearningAgent(Agent):
         with closing(self.maker.make()) as env:
             env.configure(baseline=self.env.baseline, grouped=False)
             # A copy plays: the agent's episodes and random numbers must not change.
-            policy: Controller = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
+            policy: Controller = self.ppo.clone_policy(env.num_envs, seed)
             if rule is not None:
                 policy = controller_for(rule, self.config, env, seed)
             rollout = Rollout(env, policy)
@@ -289,13 +289,13 @@ class LearningAgent(Agent):
 
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
         """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
-        policy = self.ppo.clone_policy(env.num_envs, run_seed, greedy=True)
+        policy = self.ppo.clone_policy(env.num_envs, run_seed)
         policy.load_policy_state(self.policy_state())
         return policy
 
     def untrained(self, env: SlotVectorEnv, run_seed: int) -> Controller:
         """Returns the agent with its first weights, as with a learning rate of zero."""
-        policy = self.ppo.clone_policy(env.num_envs, run_seed, greedy=True)
+        policy = self.ppo.clone_policy(env.num_envs, run_seed)
         first = Policy(env.action_spec, env.layout, 1, self.config.ppo, self.config.run.seed)
         policy.network.load_state_dict(first.network.state_dict())
         return policy
@@ -333,7 +333,7 @@ class LearningAgent(Agent):
         if self.ppo.teacher is not None:
             self.ppo.teacher.load_memory_state(state["teacher"])
         if state["best"] is not None:  # fail now if it does not fit
-            self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
+            self.ppo.clone_policy(1, 0).load_policy_state(state["best"])
         self.best = state["best"]
         self.best_return = float(state["best_return"])
         self.best_round = int(state["best_round"])

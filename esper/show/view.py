@@ -160,11 +160,6 @@ class RunView:
         return named + sorted(others)
 
     @property
-    def learns(self) -> bool:
-        started = self.last(events.RunStarted)
-        return self.last(events.PolicyUpdated) is not None or (started is not None and started.controller == "ppo")
-
-    @property
     def own_loop(self) -> bool:
         """True if the host is trained by a loop outside Esper: it has no tier, and unlike simulated hosts it reports
         its epochs."""

@@ -51,16 +51,13 @@ def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.dev
         used[f"copies/{place}"] = sum(held)
         used[f"copies_per_host/{place}"] = max(held)
     if STATUS.exists():
-        used["resident/cpu"] = resident("VmRSS")
+        used["resident/cpu"] = resident()
     return used
 
 
-def resident(field: str) -> int:
-    """Returns the bytes of the process in memory: ``VmRSS``, now, or ``VmHWM``, the peak since it was last reset.
-
-    ``ru_maxrss`` is not used, because a process inherits it from the one that started it.
-    """
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+def resident() -> int:
+    """Returns the bytes of the process in memory now."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024
 
 

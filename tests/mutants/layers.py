@@ -139,7 +139,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed host has its first layers",
             "esper/training/host_state.py",
-            '    training.take_layers(state.get("layers", {}))',
+            '    training.take_layers(state["layers"])',
             "    training.take_layers({})",
             f"{SHRINKING}a_resumed_host_that_shrinks_to_its_first_layers_has_its_first_sizes",
         ),

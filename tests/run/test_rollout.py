@@ -48,7 +48,7 @@ def test_events_have_the_log_probabilities_that_an_agent_stores(world: Rig) -> N
 
 
 def test_a_greedy_policy_reports_the_probability_of_its_choice(world: Rig) -> None:
-    policy = agent_of(world).clone_policy(3, 1, greedy=True)
+    policy = agent_of(world).clone_policy(3, 1)
     policy.begin()
     policy.act(world.observation, world.info["action_mask"])
     told = log_prob_of(policy, 3)

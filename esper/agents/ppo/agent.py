@@ -92,9 +92,8 @@ class PPOAgent(Policy):
         self,
         n_envs: int,
         run_seed: int,
-        greedy: bool,
     ) -> Policy:
-        """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
+        """Returns a copy of the current policy for ``n_envs`` other envs, which is greedy and does not learn."""
         policy = Policy(
             self.spec,
             self.layout,
@@ -102,7 +101,7 @@ class PPOAgent(Policy):
             self.config,
             run_seed,
             self.device,
-            greedy,
+            greedy=True,
         )
         policy.load_policy_state(self.policy_state())
         return policy

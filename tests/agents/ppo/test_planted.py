@@ -38,7 +38,7 @@ def reached(env: PlantedVectorEnv, agent: PPOAgent) -> float:
     """Mean return of the likeliest actions, on a run seed that was not trained on."""
     return float(
         play_round(
-            env, agent.clone_policy(env.num_envs, HELD_OUT, greedy=True), HELD_OUT
+            env, agent.clone_policy(env.num_envs, HELD_OUT), HELD_OUT
         ).returns.mean()
     )
 

@@ -90,8 +90,8 @@ def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(
     other.load_policy_state(trained.policy_state())
     decisions = []
     for policy in (
-        trained.clone_policy(8, 7, greedy=True),
-        other.clone_policy(8, 7, greedy=True),
+        trained.clone_policy(8, 7),
+        other.clone_policy(8, 7),
     ):
         policy.begin()
         seen, context, decision = policy.step(
