@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -27,10 +27,8 @@ TOLERANCE = 1e-3
 def check_hosts(
     task: Task,
     image_dtype: torch.dtype = torch.float32,
-    slots: Sequence[str] | None = None,
-) -> Host:
-    """Makes two hosts of ``task`` with these slots, tries forward and backward passes on one of them, and returns that
-    one.
+) -> None:
+    """Makes two hosts of ``task``, and tries forward and backward passes on one of them.
 
     Images stored as bytes are converted to ``image_dtype``. The check uses torch's global generator; the caller seeds
     it and restores it.
@@ -42,8 +40,8 @@ def check_hosts(
             switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
-    host = task.new_host(slots).to(task.device)
-    _check_separate(task, host, task.new_host(slots).to(task.device))
+    host = task.new_host().to(task.device)
+    _check_separate(task, host, task.new_host().to(task.device))
     if next(host.parameters(), None) is None:
         raise ConfigError(f"{task.name}: the host has no parameters")
     with _named_errors(task, x, "evaluation"):
@@ -64,7 +62,6 @@ def check_hosts(
     host.train()
     _outputs(task, host, x)
     _check_gradients(task, host, x)
-    return host
 
 
 def _check_separate(task: Task, host: Host, other: Host) -> None:

@@ -14,9 +14,6 @@ from esper.ops import _native
 
 _native.not_differentiable("adamw_step_", "sgd_step_", in_place=True)
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-"""Data types of parameters."""
-
 
 class LightOptimizer(Optimizer):
     """``torch.optim.Optimizer`` without the decorator that hides four of its methods from ``torch.compile``.
@@ -52,14 +49,8 @@ class FusedOptimizer(LightOptimizer):
     """Number of lists of tensors of state that it takes."""
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
-        """Raises ValueError for parameters of another dtype."""
         super().__init__(params, {"lr": lr, **options})
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.dtype not in DTYPES:
-                    expected = ", ".join(map(str, DTYPES))
-                    name = type(self).__name__
-                    raise ValueError(f"Esper's {name} steps {expected}; got a parameter of {parameter.dtype}")
             if not isinstance(group["lr"], Tensor):
                 device = next((p.device for p in group["params"]), None)
                 group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
@@ -96,8 +87,7 @@ def step_all(
         clip_coef: float32 or float64 ``[len(optimizers)]``, or ``[G]`` for all parameter groups, on that device:
             factors of gradients; None is 1. With a factor of 0 or NaN, parameters and their state stay as they are.
 
-    Raises RuntimeError for tensors on other devices or with other shapes or dtypes than their parameters, or sparse
-    ones.
+    Raises RuntimeError for tensors on other devices or with other shapes or dtypes than their parameters.
     """
     step = gathered(optimizers)
     if step is None:
@@ -106,20 +96,7 @@ def step_all(
         # The coefficient of an optimizer is that of each of its groups.
         groups = len(step.rates) // len(optimizers)
         clip_coef = clip_coef[:, None].expand(-1, groups).reshape(-1)
-    try:
-        step.operator(*step.arguments(clip_coef))
-    except NotImplementedError:
-        _require_dense(optimizers)
-        raise
-
-
-def _require_dense(optimizers: Sequence[Optimizer]) -> None:
-    """Raises RuntimeError if a gradient is sparse."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            if any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"]):
-                name = type(optimizer).__name__
-                raise RuntimeError(f"{name} does not step sparse gradients; torch.optim.SparseAdam does") from None
+    step.operator(*step.arguments(clip_coef))
 
 
 @dataclass(frozen=True)

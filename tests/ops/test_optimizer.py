@@ -337,14 +337,3 @@ def test_nothing_to_step_is_no_error_and_autograd_sees_a_step(kind: str) -> None
     assert p.item() < 3
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.parametrize("kind", [SGD, AdamW])
-def test_other_dtypes_and_sparse_gradients_are_refused(kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"got a parameter of torch\.float16"):
-        kind([nn.Parameter(torch.ones(2, dtype=torch.float16))])
-    table = nn.Embedding(5, 3, sparse=True)
-    optimizer = kind(table.parameters(), 0.1)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse gradients"):
-        optimizer.step()
