@@ -116,9 +116,7 @@ def train(
             seconds += time.time() - began
             if (number + 1) % every and number + 1 < rounds:
                 continue
-            found = judge(
-                lambda judged: agent.clone_policy(judged.num_envs, seed)
-            )
+            found = judge(lambda judged: agent.clone_policy(judged.num_envs, seed))
             told(f"{name}, round {number + 1}", found, alone, f"; {seconds:.0f} s")
     return found
 

@@ -203,7 +203,7 @@ class AdamW(FusedOptimizer):
         vectors: list[Tensor] = []
         for parameter in params:
             (matrices if parameter.dim() > 1 else vectors).append(parameter)
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         super().__init__(groups, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
