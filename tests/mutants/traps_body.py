@@ -138,9 +138,9 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 12": [
         Fault(
             "a batch may be larger than an epoch",
-            "esper/data/task.py",
-            "    if batch > samples:\n",
-            "    if batch > 2 * samples:\n",
+            "esper/data/facts.py",
+            "    if samples and batch > samples:\n",
+            "    if samples and batch > 2 * samples:\n",
             "tests/data/test_task.py::test_an_impossible_batch_is_refused",
         ),
     ],
