@@ -49,7 +49,6 @@ _HOMES = {
     "Advice": "esper.run.advice",
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
-    "CounterfactualHelper": "esper.training.counterfactual",
     "Experiment": "esper.run.experiment",
     "FoundSite": "esper.hosts.find",
     "Grower": "esper.grower.grower",
@@ -57,9 +56,7 @@ _HOMES = {
     "GrowthStep": "esper.grower.report",
     "GrowthSummary": "esper.grower.summary",
     "HostFamily": "esper.hosts.sizes",
-    "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.telemetry",
-    "SeedGradientCollector": "esper.training.metrics",
     "Split": "esper.data.split",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
@@ -102,13 +99,10 @@ __all__ = [
 ]
 
 
-_ALIASES = {"ParallelEnvState": "HostTraining"}
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), _ALIASES.get(name, name))
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

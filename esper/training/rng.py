@@ -37,7 +37,6 @@ class RngStream(IntEnum):
     NOISE = 6
     GLOBAL = 7
     AUGMENTATION = 8
-    EXPERIENCE = 9
     NEED = 10
     CONTEXT = 11
 

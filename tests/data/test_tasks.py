@@ -1,4 +1,4 @@
-"""The table of known tasks, and the names of earlier versions."""
+"""The table of known tasks."""
 
 import pytest
 

@@ -58,14 +58,6 @@ def test_from_esper_import_works() -> None:
     assert __version__ == esper.__version__
 
 
-@pytest.mark.parametrize(
-    "name", ["CounterfactualHelper", "ParallelEnvState", "SeedGradientCollector"]
-)
-def test_former_names_are_importable_and_not_listed(name: str) -> None:
-    assert inspect.isclass(getattr(esper, name))
-    assert name not in dir(esper)
-
-
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
     with pytest.raises(
         AttributeError,
