@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.core.arrays import Floats
+from esper.ops.torch_state import training_state
 
 ENTRIES = 17
 """Number of entries of a plan, see :meth:`HostFacts.plans`."""
@@ -157,12 +158,14 @@ class Advisor(nn.Module):
             words += f"; no training that it learned from had such numbers of {' and '.join(unlike)}"
         return words
 
+    @training_state()
     def unlike(self, facts: HostFacts) -> list[str]:
         """Returns the names of what is far from all that it learned from."""
         plan = torch.from_numpy(facts.plans()[0]).float()
         far = (plan - self.mean).abs() > LIMIT * self.deviation
         return [name for name, entry in FACTS.items() if far[entry]]
 
+    @training_state()
     @torch.no_grad()
     def gains(self, facts: HostFacts) -> Floats:
         """Returns the predicted gain of each multiple, pp [members, multiples]; that of 1 is 0."""
@@ -183,6 +186,7 @@ class Advisor(nn.Module):
 
 
 @cache
+@training_state()
 def shipped() -> Advisor:
     """Loads the advisor that comes with Esper."""
     from safetensors.torch import load_file

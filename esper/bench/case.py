@@ -1,5 +1,6 @@
 """Comparisons of two ways to do the same work, and the cases that make comparisons at sizes and on devices."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,11 +104,18 @@ def size_text(size: Size) -> str:
     return "x".join(map(str, size))
 
 
+MAX_SIZE = 2**31
+"""Max product of the numbers of a size."""
+
+
 def parse_size(text: str) -> Size:
     """``"4x128x8"`` -> ``(4, 128, 8)``. Raises ConfigError for anything but positive integers separated by x."""
     if re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text, re.ASCII) is None:
         raise ConfigError(f"a size is positive integers separated by x, for example 4x128x8; not {text!r}")
-    return tuple(int(number) for number in text.split("x"))
+    size = tuple(int(number) for number in text.split("x"))
+    if math.prod(size) > MAX_SIZE:
+        raise ConfigError(f"a size of {text} does not fit in memory; the product of its numbers is at most {MAX_SIZE}")
+    return size
 
 
 def dtype_name(dtype: torch.dtype) -> str:

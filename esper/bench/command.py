@@ -81,7 +81,10 @@ def command(
 
     print_anywhere()
     for file in (json_file, markdown_file, trace_file):
-        if file is not None and not os.access(file.absolute().parent, os.W_OK):
+        if file is None:
+            continue
+        device = file.exists() and not file.is_file()
+        if device or not os.access(file.absolute().parent, os.W_OK):
             raise InvalidInput(f"{file}: give a file in an existing folder that you can write to")
     try:
         require_task(effort["task"])
@@ -102,6 +105,10 @@ def command(
             session.save(results, heading, json_file, markdown_file)  # so that an interrupt loses none
     except ConfigError as error:
         raise InvalidInput(str(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
     table.print_results(results, console)
     if trace_file is not None:
         session.trace(loaded, args, trace_file)

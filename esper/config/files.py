@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ def set_dotted(tables: dict[str, Any], assignment: str) -> None:
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
         raise ConfigError(f"--set needs SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text.strip()
+    value: Any = text.strip()
+    with suppress(ValueError, RecursionError):
+        parsed = tomllib.loads(f"value = {text}")
+        if len(parsed) == 1:  # else the text has further lines
+            value = parsed["value"]
     for key in keys[:-1]:
         tables = tables.setdefault(key, {})
         if not isinstance(tables, dict):

@@ -15,6 +15,7 @@ from esper.core.blend import Seed
 from esper.core.blueprints.registry import Blueprint
 from esper.core.place import Features, Place
 from esper.core.ramps import BlendOperator, BlendStyle
+from esper.ops.torch_state import training_state
 
 
 class Role(Enum):
@@ -34,6 +35,7 @@ class GerminationFailed(RuntimeError):
     """Raised if a blueprint does not fit a site; the site is unchanged."""
 
 
+@training_state()
 def seed_of(
     blueprint: Blueprint,
     operator: BlendOperator,
@@ -149,6 +151,7 @@ class Site:
             return 0
         return sum(p.numel() for p in self.planted.module.parameters())
 
+    @training_state()
     def plant(
         self,
         blueprint: Blueprint,

@@ -24,6 +24,7 @@ from esper.core.state import Choices, never_shrinks
 from esper.hosts.example import counting
 from esper.hosts.host import Host, features_at, row_major
 from esper.hosts.inputs import Inputs
+from esper.ops.torch_state import training_state
 from esper.training.rng import seeded
 
 
@@ -186,6 +187,7 @@ class BlueprintCatalog:
             flops[s, b] = of_body * sizes[s, b] / size
         return flops
 
+    @training_state()
     def kinds(self, at_once: bool = False) -> Floats:
         """Returns a description of each blueprint, [B, 6], see ``esper.core.observation.KINDS``.
 
@@ -275,6 +277,7 @@ def _flops_by_channels(
     return _flops_on(recipe, Place("", channels), torch.zeros(shape))
 
 
+@training_state()
 def _flops_on(recipe: Blueprint, place: Place, source: Tensor) -> float:
     # A body's weights are float32, whatever the dtype of the features.
     source = source.to(torch.promote_types(source.dtype, torch.float32))

@@ -44,6 +44,7 @@ from esper.hosts.find import Sites, named_sites
 from esper.hosts.layout import Layout, check_sites
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.sources import SitePath
+from esper.ops.torch_state import outside_inference
 from esper.telemetry.event import Event
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Grower:
             optimizer and not passed; the model or a part around a site is compiled; another Grower grows the model.
     """
 
+    @outside_inference()
     def __init__(
         self,
         model: nn.Module,
@@ -261,6 +263,7 @@ class Grower:
 
         return summary_of(self)
 
+    @outside_inference()
     def finish(self, merge: bool = False, quiet: bool = False) -> nn.Module:
         """Ends growth, prints the :meth:`summary` and returns the model with its kept seeds as ordinary submodules.
 
@@ -319,6 +322,7 @@ class Grower:
             state["controller"] = self.controller.memory_state()
         return state
 
+    @outside_inference()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from ``state``, in a new Grower with the same arguments; plants the seeds with their groups.
 
@@ -340,6 +344,7 @@ class Grower:
             self.hooks.passes.before_first = None
             self.log.resume(state["log"], self.config, self.epoch)
 
+    @outside_inference()
     def _opened(self, saved: Mapping[str, Any] | None = None) -> LoopEnv:
         """Returns the env, made by the first call, after a pass; ``saved``: sizes that a saved Grower began with."""
         require_open(self.groups)
@@ -368,13 +373,14 @@ def _decide(
     env.backend.score(evaluate, decisions, grower.epoch + epochs, training)  # first, because it may raise
     if epochs:
         env.note_updates(grower.groups.steps - grower._steps_before)
-    observation = env.end_epoch() if decisions else env.begin()
-    grower.epoch += epochs
-    grower._steps_before = grower.groups.steps
     grower._incubated = False
-    before = slots_of(env, grower.record)
-    if not env.done[0]:
-        env.play(grower.controller, observation)
+    with outside_inference():
+        observation = env.end_epoch() if decisions else env.begin()
+        grower.epoch += epochs
+        grower._steps_before = grower.groups.steps
+        before = slots_of(env, grower.record)
+        if not env.done[0]:
+            env.play(grower.controller, observation)
     return report(env, grower.epoch, grower.record, before)
 
 

@@ -483,6 +483,6 @@ def _is_cleared(host: Collection[Tensor]) -> bool:
 def _set_rate(group: Group, rate: float | Tensor) -> None:
     """Sets a group's rate; one that is a tensor keeps its memory."""
     if isinstance(group["lr"], Tensor):
-        group["lr"].copy_(torch.as_tensor(rate))
+        group["lr"].fill_(rate)
     else:
         group["lr"] = rate

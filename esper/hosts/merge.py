@@ -25,6 +25,7 @@ from esper.hosts.widen import (
     rows_of,
     seeds_of_model,
 )
+from esper.ops.torch_state import training_state
 
 
 def merge_all(
@@ -115,6 +116,7 @@ def _merge_kept(
     seed_hook.detach(model, hook)
 
 
+@training_state()
 @torch.no_grad()
 def merge_linear(seed: Seed, alpha: float, layer: nn.Module) -> None:
     """Merges a seed that is linear in the output of ``layer`` into its weights, in float64.

@@ -34,6 +34,17 @@ def training_state() -> Iterator[None]:
 
 
 @contextmanager
+def outside_inference() -> Iterator[None]:
+    """Makes tensors that can be trained inside the block, or in a decorated function, also if the caller is in
+    ``torch.inference_mode()``; there, gradients stay off."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def kept_generators(devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Restores the global generators of torch (the CPU's and those of GPUs), NumPy and Python after a block."""
     python = random.getstate()

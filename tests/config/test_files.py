@@ -72,3 +72,18 @@ def test_a_file_that_is_not_toml_is_named_by_its_kind(
         read_toml(tmp_path / "c.toml", "schedule")
     with pytest.raises(ConfigError, match=r"^config file .*gone\.toml does not exist$"):
         read_toml(tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ["3\nseed = 4", '3\n[task]\nname = "chars"', "3\n[run]", "3\nvalue.x = 1"]
+)
+def test_a_value_of_several_lines_sets_nothing_else(text: str) -> None:
+    tables: dict[str, Any] = {}
+    set_dotted(tables, f"run.seed={text}")
+    assert tables == {"run": {"seed": text}}
+
+
+def test_a_list_may_have_several_lines() -> None:
+    tables: dict[str, Any] = {}
+    set_dotted(tables, "env.slots=[\n 'r0',\n 'r1',\n]")
+    assert tables == {"env": {"slots": ["r0", "r1"]}}

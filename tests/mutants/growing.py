@@ -7,6 +7,34 @@ from tests.fault import Fault
 MUTANTS: dict[str, list[Fault]] = {
     "growing in a loop": [
         Fault(
+            "seeds are made in the caller's state",
+            "esper/core/site.py",
+            "@training_state()\ndef seed_of(",
+            "def seed_of(",
+            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[kept-another device]",
+        ),
+        Fault(
+            "a step in inference mode makes tensors that cannot be trained",
+            "esper/grower/grower.py",
+            "    with outside_inference():\n        observation",
+            "    if True:\n        observation",
+            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[kept-inference mode]",
+        ),
+        Fault(
+            "a merge is computed on the caller's device",
+            "esper/hosts/merge.py",
+            "@training_state()\n@torch.no_grad()\ndef merge_linear",
+            "@torch.no_grad()\ndef merge_linear",
+            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[merged-another device]",
+        ),
+        Fault(
+            "growth continued in inference mode cannot be trained",
+            "esper/grower/grower.py",
+            "    @outside_inference()\n    def load_state_dict",
+            "    def load_state_dict",
+            "tests/grower/test_surroundings.py::test_a_loop_goes_on_from_its_state_in_any_state[inference mode]",
+        ),
+        Fault(
             "the delta has a share of its own",
             "esper/hosts/seed_hook.py",
             "    return torch.add(h, delta.to(h.dtype), alpha=alpha)",

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.core.blend import CONTAINER, GROWING
+from esper.ops.torch_state import training_state
 
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
 """Layers that need not be tried out to know that they are elementwise."""
 
 
+@training_state()
 @torch.no_grad()
 def is_elementwise(layer: nn.Module) -> bool:
     """Tries whether each element of the output of ``layer`` depends on that element of its input only, as in
