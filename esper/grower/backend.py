@@ -27,7 +27,7 @@ from esper.core.state import Choices, EnvState, never_shrinks
 from esper.env.backend import Backend, FinalScores, Merge
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
-from esper.grower.layouts import mixes_positions, obstacle
+from esper.grower.layouts import mixes_positions, obstacle, require_unnoticed
 from esper.grower.merging import LoopMerger, sizes_of_model
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
@@ -205,7 +205,8 @@ class LoopBackend(Backend):
             operator = STYLES[int(style[row, 0])]
             name = self.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.blueprints.at(self.hooks.topology, site.place, name)
-            fitting = partial(_require_fitting, self.hooks, site.name)
+            merges = self.config.env.merge and site.place.has_source
+            fitting = partial(_require_fitting, self.hooks, site.name, merges)
             try:
                 with seeded(self._seed(RngStream.SEED)):
                     seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
@@ -481,10 +482,16 @@ def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
     return h, probe.source.cpu().clone()
 
 
-def _require_fitting(hooks: SiteHooks, name: str, seed: Seed) -> Seed:
-    """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
+def _require_fitting(hooks: SiteHooks, name: str, merges: bool, seed: Seed) -> Seed:
+    """Returns ``seed``.
+
+    Raises ConfigError if it mixes positions where it must not, or if the model would notice it as a submodule, which it
+    becomes at the end; not if it ``merges`` before.
+    """
     place = hooks.sites[name].place
     reason = obstacle(hooks.model, place.topology, hooks.passes.last)
     if reason is not None and mixes_positions(seed, hooks.probes[name].source, place):
         raise ConfigError(f"it mixes positions, and {reason}")
+    if not merges:
+        require_unnoticed(hooks, name, seed)
     return seed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+import traceback
+from collections.abc import Collection, Mapping, Sequence, Sized
 from functools import partial
 from numbers import Integral
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from esper.agents.make import OwnController
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 FORMAT = 8
 """Format of a Grower's state."""
+SLOT = "slot"
+"""Key of a seed's parameter group; no other group has it."""
 
 
 def resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
@@ -158,3 +162,29 @@ def check_blueprints(
     places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
     misfit = partial(registry.misfit, topology or "", places)
     choose_blueprints(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
+
+
+def require_known(optimizer: Optimizer, given: Collection[str]) -> None:
+    """Raises ConfigError for a group with the key ``SLOT`` that no Grower has made: it would be taken for a seed's.
+
+    ``given`` are the values of the key that Growers have given.
+    """
+    for index, group in enumerate(optimizer.param_groups):
+        if SLOT in group and str(group[SLOT]).removeprefix("kept ") not in given:
+            raise ConfigError(
+                f"parameter group {index} of the optimizer has the key {SLOT!r} ({group[SLOT]!r}), which marks groups "
+                "of seeds: give yours another name, or delete the key if a Grower of another process has left it"
+            )
+
+
+def refuse_other_savers(_optimizer: Optimizer) -> None:
+    """Raises ConfigError if torch.distributed.checkpoint saves the optimizer: it finds no names of seeds' parameters.
+
+    A hack: nothing but the stack says who asks for a state.
+    """
+    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_stack()]
+    if any(file.endswith("torch/distributed/checkpoint/state_dict.py") for file in files):
+        raise ConfigError(
+            "torch.distributed.checkpoint saves parameters that are in the model, and seeds are not while they grow: "
+            "save optimizer.state_dict() and grower.state_dict(), or wait for grower.finish()"
+        )

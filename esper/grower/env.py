@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, n
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
 from esper.grower.optimizer import SeedGroups
-from esper.grower.sites import SiteHooks
+from esper.grower.sites import SiteHooks, trained_at
 from esper.hosts.example import kept_state
 from esper.hosts.host import kept_modes
 from esper.hosts.seed_hook import hooks_of
@@ -29,6 +30,9 @@ from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOSS_SPREAD = 0.02
 """Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
@@ -47,12 +51,34 @@ def probe_untrained(hooks: SiteHooks, evaluate: Callable[[nn.Module], object]) -
 
 def require_reached(hooks: SiteHooks) -> None:
     """Raises ConfigError for a site that no forward pass has reached."""
-    missing = [f"{name} ({path})" for name, path in hooks.paths.items() if name not in hooks.sites]
+    unreached = [name for name in hooks.paths if name not in hooks.sites]
+    missing = [f"{name} ({hooks.paths[name]})" for name in unreached]
+    if hooks.passes.transformed.intersection(unreached):
+        raise ConfigError(
+            f"the submodule of slot {', '.join(missing)} runs only within transforms of torch.func, such as vmap, in "
+            "which seeds do not learn: name a submodule outside of them, or call it with a whole batch"
+        )
     if missing:
         raise ConfigError(
             f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
             "before grower.step(), and call the model itself, not its parts"
         )
+
+
+def outside_inference(method: Callable[P, R]) -> Callable[P, R]:
+    """Lets what ``method`` does for a Grower be done within ``torch.inference_mode()``, too.
+
+    Seeds, averages and merged layers that were made there could not be trained.
+    """
+
+    @wraps(method)
+    def called(*arguments: P.args, **keywords: P.kwargs) -> R:
+        if not torch.is_inference_mode_enabled():
+            return method(*arguments, **keywords)
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*arguments, **keywords)
+
+    return called
 
 
 def require_open(groups: SeedGroups) -> None:
@@ -92,6 +118,8 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
         present = {hook.slot for _, _, hook in hooks_of(hooks.model) if hook.growth is hooks}
         if not present.issuperset(untaught):
             cause = "its submodule was replaced while the model grew: put the former one back"
+        elif not trained_at(hooks).issuperset(untaught):
+            cause = "no pass in training mode has run its submodule: call model.train() before each epoch"
         elif not hooks.learned.issuperset(untaught):
             cause = "its submodule ran without gradients: take it out of torch.no_grad()"
         raise RuntimeError(
@@ -236,6 +264,7 @@ class LoopEnv(SlotVectorEnv):
         state["first"] = _saved(self.choices, self.action_spec)
         return state
 
+    @outside_inference
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
         super().load_state_dict(state)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.core.blueprints.adapted import merge_adapters
-from esper.grower.env import require_open
+from esper.grower.env import outside_inference, require_open
 from esper.grower.merging import OptimizerWatch, merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.grower.summary import env_of, summary_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from esper.grower.grower import Grower
 
 
+@outside_inference
 def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
     """Ends the growth of a loop, for :meth:`Grower.finish`; with an ``optimizer``, seeds become parts of the layers.
 
@@ -106,7 +107,7 @@ def finish(
             hook.growth = hooks
         raise RuntimeError(
             f"finish() was rolled back: adding the kept seeds changes the model's output ({found}). The model probably "
-            "iterates over its own submodules. Training can continue"
+            "iterates over its own submodules. Training can continue; grower.close() gives the model without its seeds"
         )
     reasons = {} if optimizer is None else _merge(hooks, optimizer, before, watch)
     for network in hooks.networks:

@@ -30,7 +30,15 @@ from esper.grower.checks import (
     resolved,
     setting_of,
 )
-from esper.grower.env import LoopEnv, first_choices, probe_untrained, require_open, require_reached, require_trained
+from esper.grower.env import (
+    LoopEnv,
+    first_choices,
+    outside_inference,
+    probe_untrained,
+    require_open,
+    require_reached,
+    require_trained,
+)
 from esper.grower.gradients import plain_model
 from esper.grower.layouts import infer_layouts
 from esper.grower.merging import LoopMerger
@@ -358,6 +366,7 @@ class Grower:
         return env
 
 
+@outside_inference
 def _decide(
     grower: Grower,
     evaluate: Evaluate,
@@ -425,6 +434,7 @@ def _env_of(grower: Grower, saved: Mapping[str, Any] | None) -> LoopEnv:
     )
 
 
+@outside_inference
 def _take_layers(grower: Grower, hosts: Mapping[str, Any]) -> None:
     """Gives a model the widths and the places that a saved one had."""
     grower.merger.load_state_dict(hosts["grown"])

@@ -20,10 +20,12 @@ from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Place
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.hosts.between import Trace
+from esper.hosts.container import container_of, unregister_seed
+from esper.hosts.example import difference
 from esper.hosts.layout import Layout
 
-MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
-"""Arguments [B, T] that say which positions are padding."""
+MASKS = ("mask", "pad", "valid")
+"""Parts of the names of arguments [B, T] that say which positions are padding; a boolean one may have any name."""
 
 
 def infer_layouts(hooks: SiteHooks) -> None:
@@ -75,6 +77,32 @@ def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
     return not torch.equal(before, after)
 
 
+def require_unnoticed(hooks: SiteHooks, name: str, seed: Seed) -> None:
+    """Raises ConfigError if the model computes something else once ``seed`` is a submodule at slot ``name``.
+
+    Kept seeds become submodules at the end of growth, which would then fail. Of a model that cannot run on the last
+    batch in eval mode nothing is known.
+    """
+    try:
+        before = outputs_of_last(hooks)
+    except ConfigError:
+        return
+    container = container_of(hooks.model, hooks.paths[name].sink)
+    container.add_module("probe", seed)
+    try:
+        after = outputs_of_last(hooks)
+    finally:
+        unregister_seed(hooks.model, seed)
+    if before is None or after is None:
+        return
+    changed = difference(before, after)
+    if changed is not None:
+        raise ConfigError(
+            f"the model computes something else with a seed among its submodules ({changed}): let its forward pass "
+            "name the layers that it runs, and not go through children(), modules() or parameters()"
+        )
+
+
 def obstacle(
     model: nn.Module,
     topology: str,
@@ -116,12 +144,17 @@ def _masks(
         if not isinstance(mapping, Mapping):
             continue
         for name, value in mapping.items():
-            if isinstance(value, Tensor) and name in MASKS:
+            if isinstance(value, Tensor) and _is_mask(name, value):
                 yield value
             elif isinstance(value, list | tuple):
                 waiting.extend(value)
             else:
                 waiting.append(value)
+
+
+def _is_mask(name: object, value: Tensor) -> bool:
+    """Whether an argument of a model says which positions are padding."""
+    return value.dtype is torch.bool or any(part in str(name).lower() for part in MASKS)
 
 
 def _hides_some(mask: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
+from esper.grower.checks import refuse_other_savers
 from esper.grower.gradients import BackwardWatch, EarlierGradients, GradStash, Ranks, clip_seeds, has_gradient
 from esper.grower.stepping import (
     SLOT,
@@ -211,6 +212,7 @@ class SeedGroups:
         show_host_groups(self.optimizer, scheduler or ())
         follow_schedules(self.optimizer, self._follow_rates)
         self.optimizer.register_load_state_dict_pre_hook(self._loading)
+        self.optimizer.register_state_dict_pre_hook(partial(_saving, self))
         hook_steps(optimizer, self._before_step, self._after_step)
 
     @property
@@ -427,6 +429,12 @@ class SeedGroups:
         self._settle()
         if self.learning or self._stash:
             _take_those_of_seeds(self, optimizer)
+
+
+def _saving(groups: SeedGroups, optimizer: Optimizer) -> None:
+    """The state of the optimizer is asked for."""
+    if groups._parameters and not groups.closed:
+        refuse_other_savers(optimizer)
 
 
 @torch.no_grad()

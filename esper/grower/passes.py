@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from esper.config import ConfigError
 from esper.hosts.example import is_transformed, samples_in, tensors_in
 
 
@@ -35,6 +36,8 @@ class PassHook:
         """First dimension of the inputs of the present pass; None without inputs."""
         self.compiled = False
         """Whether a pass was part of a compiled function, which does not notice that hooks come and go."""
+        self.transformed: set[str] = set()
+        """Slots whose site has run within a transform of ``torch.func``."""
         self._copied = False
         self._inside = False
         self._reached: set[str] = set()
@@ -54,10 +57,7 @@ class PassHook:
     ) -> None:
         if self._copied or is_transformed():
             return
-        if self.before_first is not None:
-            self.before_first()
-            self.before_first = None
-        self.before_pass()
+        self._begin()
         self._reached.clear()
         self._inside = True
         if torch.compiler.is_compiling():
@@ -69,6 +69,20 @@ class PassHook:
         if self.samples != 0 and (model.training or self.last is None):
             self.last = arguments, keywords
         if model.training and not self.shadow:
+            self.before_training()
+
+    def _begin(self) -> None:
+        if self.before_first is not None:
+            self.before_first()
+            self.before_first = None
+        self.before_pass()
+
+    def at_site(self, training: bool) -> None:
+        """Begins a pass at a site that runs outside of one, because the loop calls methods or parts of the model."""
+        if self._inside:
+            return
+        self._begin()
+        if training and self.last is None and not self.shadow:
             self.before_training()
 
     @property
@@ -107,3 +121,22 @@ class PassHook:
             handle.remove()
         self._handles.clear()
         self.last = None
+
+
+def require_untraced(name: str) -> None:
+    """Raises ConfigError if the present pass is traced: it would hold the seed as it is now, as constants."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if tracing or torch.compiler.is_exporting():
+        raise ConfigError(
+            f"the model is traced or exported while the seed in slot {name} grows: take copy.deepcopy(model), of which "
+            "seeds that are on are a part, or what grower.finish() returns"
+        )
+
+
+def first_parameter_of(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """Returns the module and the name in it of the first floating-point parameter of ``model``; None without one."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point():
+                return module, name
+    return None

@@ -18,7 +18,7 @@ from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.grower.gradients import with_graph
-from esper.grower.passes import PassHook
+from esper.grower.passes import PassHook, first_parameter_of, require_untraced
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
 from esper.hosts.example import cloned, is_transformed, kept_attributes, kept_state, outputs_for
@@ -259,7 +259,10 @@ class SiteHooks:
         """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
         name = hook.slot
         h = features_of(output)
-        if hook.in_average or is_transformed():  # seeds act in passes of torch.func, and do not learn
+        transformed = is_transformed()
+        if transformed:
+            self.passes.transformed.add(name)
+        if hook.in_average or transformed:  # seeds act in passes of torch.func, and do not learn
             site = self.sites.get(name)
             if site is None or site.seed is None or not isinstance(h, Tensor):
                 return output
@@ -273,6 +276,7 @@ class SiteHooks:
             return output
         if self._is_quiet(name):
             return output
+        self.passes.at_site(self.model.training)
         first = self.passes.reach(name)
         if name not in self.checked:
             _check(self, name, module, h)
@@ -312,6 +316,7 @@ class SiteHooks:
             alpha = self._alphas.get(site.name, 0.0)
         if not alpha:
             return at.h
+        require_untraced(site.name)
         return with_share(at.h, delta_of(site, at, watched), alpha)
 
     def _in_pass(
@@ -334,6 +339,7 @@ class SiteHooks:
             return with_share(at.h, delta_of(site, at), site.target)
         if self._alphas is None and site.incubating:
             if self.straight_through and learns and self._shadowed is None:
+                require_untraced(site.name)
                 return straight_through(site, at, self.draws[site.name].own())
             return at.h
         out = self._blended(site, at)
@@ -357,6 +363,11 @@ def _let_rest(hooks: SiteHooks) -> None:
         if network is hooks.model and hook.slot in quiet:
             rest(network, hooks.paths[hook.slot], hook)
     hooks._awake -= quiet
+
+
+def trained_at(hooks: SiteHooks) -> set[str]:
+    """Returns the slots whose site has run in training mode in the present epoch."""
+    return hooks._fresh | hooks.learned
 
 
 @contextmanager
@@ -474,18 +485,9 @@ def _form_of(hooks: SiteHooks) -> tuple[torch.device, torch.dtype] | None:
         module, name = hooks._first_parameter
         parameter = module._parameters.get(name)
     if parameter is None:
-        hooks._first_parameter = _first_parameter_of(hooks.model)
+        hooks._first_parameter = first_parameter_of(hooks.model)
         if hooks._first_parameter is None:
             return None
         module, name = hooks._first_parameter
         parameter = module.get_parameter(name)
     return parameter.device, parameter.dtype
-
-
-def _first_parameter_of(model: nn.Module) -> tuple[nn.Module, str] | None:
-    """Returns the module and the name in it of the first floating-point parameter of ``model``; None without one."""
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_floating_point():
-                return module, name
-    return None

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError
+from esper.grower.checks import SLOT as SLOT
+from esper.grower.checks import require_known
 
-SLOT = "slot"
-"""Key of a seed's parameter group; no other group has it."""
 PER_GROUP = re.compile(r"base.*|.*lrs?|.*(lambdas|momentums|values|rates)|warmup_steps")
 """Names under which schedules keep lists with an entry for each group."""
 
@@ -28,6 +28,7 @@ UNFIT = {
     "torch.Muon": "it updates matrices only, and seeds have parameters of any shape; if another optimizer updates the "
     "other parameters, pass that one",
     "torch.SparseAdam": "it updates parameters with sparse gradients only",
+    "torch.ZeroRedundancyOptimizer": "it divides the parameters that it was made with among the ranks",
     "timm.Adahessian": "it knows only the parameters that it was made with",
 }
 """Optimizers of torch and timm that cannot update seeds, and why."""
@@ -193,6 +194,8 @@ def follow_schedules(optimizer: Optimizer, follow: Callable[[], None]) -> None:
 
 _labels: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, list[str]]] = WeakKeyDictionary()
 """Values of ``SLOT`` in an optimizer's groups, by what owns the groups and is not closed."""
+_given: WeakKeyDictionary[Optimizer, set[str]] = WeakKeyDictionary()
+"""Values of ``SLOT`` that Growers have ever given to groups of an optimizer."""
 
 
 def label_slots(optimizer: Optimizer, owner: object, slots: Iterable[str]) -> dict[str, str]:
@@ -201,6 +204,7 @@ def label_slots(optimizer: Optimizer, owner: object, slots: Iterable[str]) -> di
     Several Growers may share an optimizer, as those of an actor and a critic: from the second on, labels have a number.
     Groups of seeds that an earlier Grower has kept are renamed.
     """
+    require_known(optimizer, _given.get(optimizer, ()))
     owners = _labels.setdefault(optimizer, WeakKeyDictionary())
     taken = {label for labels in owners.values() for label in labels}
     labels = {slot: slot for slot in slots}
@@ -212,6 +216,7 @@ def label_slots(optimizer: Optimizer, owner: object, slots: Iterable[str]) -> di
         if SLOT in group and group[SLOT] not in taken:
             group[SLOT] = f"kept {group[SLOT]}"
     owners[owner] = list(labels.values())
+    _given.setdefault(optimizer, set()).update(labels.values())
     return labels
 
 

@@ -13,9 +13,18 @@ from esper.config import ConfigError
 from esper.core.blend import CONTAINER as CONTAINER
 from esper.core.blend import GROWING as GROWING
 
+NOT_SCRIPTED = (
+    "torch.jit.script cannot compile seeds, which hooks add: use torch.export or torch.jit.trace for what "
+    "grower.finish() returns, or script a network whose seeds have all become a part of its layers, by merge=True"
+)
+
 
 class GrownSeeds(nn.Module):
     """Container of the kept seeds of a submodule, by name."""
+
+    def __prepare_scriptable__(self) -> None:
+        """Is called by ``torch.jit.script``. Raises ConfigError."""
+        raise ConfigError(NOT_SCRIPTED)
 
     def forward(self, x: Any, *_more: Any) -> Any:
         """Returns ``x``: a network may run all children of a module in turn."""

@@ -50,6 +50,8 @@ def outputs_for(
     training: bool = False,
 ) -> list[Tensor]:
     """As :func:`outputs_of`, for arguments that the network may overwrite."""
+    if any(isinstance(value, Iterator) for value in (*arguments, *keywords.values())):
+        raise ConfigError("an argument of the network is an iterator, which one pass uses up: pass a list")
     try:
         with torch.no_grad(), as_before(network) as gpus, full_products():
             torch.default_generator.manual_seed(0)

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
 from esper.core.blend import Seed
-from esper.hosts.container import CONTAINER, container_of, forget_copied, unregister_seed
+from esper.hosts.container import CONTAINER, NOT_SCRIPTED, container_of, forget_copied, unregister_seed
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
 
@@ -95,6 +95,11 @@ class SeedHook:
         else:
             delta = self.seed(source)
         return with_features(output, with_share(h, delta, self.alpha))
+
+    @property
+    def __name__(self) -> str:
+        # A hack: torch.jit.script asks hooks for their names before it fails. To all others, a hook has none.
+        raise AttributeError(NOT_SCRIPTED)
 
     def source(self, h: Tensor) -> Tensor:
         """Returns the features that a seed reads in the present pass, in which the sink is ``h``."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.grower.grower import Grower
-from tests.grower.loops import SITES, Loop, Net, net, scores, weights
+from tests.grower.loops import SITES, Loop, Net, X, Y, net, plain, scores, weights
 
 
 def test_a_step_without_training_and_one_too_many_are_refused() -> None:
@@ -191,3 +191,102 @@ def test_a_loop_that_resumes_is_not_told_that_its_seeds_are_no_part_of_the_state
         ):
             part.load_state_dict(state)
     assert second.grower.hooks.sites["r0c0"].on
+
+
+class Loops(nn.Module):
+    """Its forward pass goes through what it finds in itself."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.layers = layers
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.layers(self):
+            x = layer(x).tanh() if isinstance(layer, nn.Module) else x * layer
+        return self.head(x)
+
+
+def linears(model: nn.Module) -> Any:
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name != "head"
+    ]
+
+
+def parameters(model: Any) -> Any:
+    return [model.a, model.b, 0.001 * sum(p.numel() for p in model.parameters())]
+
+
+def children(model: nn.Module) -> Any:
+    return [child for name, child in model.named_children() if name != "head"]
+
+
+@pytest.mark.parametrize("layers", [linears, parameters])
+def test_a_model_that_would_notice_its_seeds_gets_none(
+    layers: Any, caplog: Any
+) -> None:
+    """Otherwise the end would fail, after all epochs."""
+    loop = Loop(model=Loops(layers), sites={"r0c0": "b"}).run()  # type: ignore[arg-type]
+    assert "computes something else with a seed among its submodules" in caplog.text
+    assert not loop.grower.kept
+    wanted = loop.model.eval()(X)
+    assert torch.equal(loop.grower.finish()(X), wanted)
+    assert weights(loop.model).keys() == weights(Loops(layers)).keys()
+
+
+def test_a_model_that_goes_through_its_children_grows() -> None:
+    """Seeds are in the layers that they add to, and not among these."""
+    loop = Loop(model=Loops(children), sites={"r0c0": "b"}).run()  # type: ignore[arg-type]
+    assert loop.grower.kept
+    wanted = loop.model.eval()(X)
+    assert torch.equal(loop.grower.finish()(X), wanted)
+
+
+def test_a_model_that_is_left_in_eval_mode_is_named_as_the_cause() -> None:
+    loop = Loop()
+    loop.run(3)
+    loop.model.eval()
+    for rows in torch.arange(64).split(16):
+        plain(loop, X[rows], Y[rows])
+    with pytest.raises(
+        RuntimeError, match=r"no pass in training mode has run .*call model\.train\(\)"
+    ):
+        loop.grower.step(scores)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_that_has_the_key_of_seeds_is_refused(late: bool) -> None:
+    """It would be taken for a seed's, and hidden from schedules."""
+    model = net()
+    groups: Any = [{"params": model.body.parameters()}]
+    groups.append({"params": model.head.parameters(), "slot": "mine"})
+    if late:  # as from the state of an optimizer of another process
+        groups[1]["slot"] = "kept r0c0"
+    optimizer = torch.optim.SGD(groups, 0.1)
+    with pytest.raises(ConfigError, match=r"parameter group 1 .* has the key 'slot'"):
+        Grower(model, SITES, optimizer, topology="mlp")
+
+
+def test_an_optimizer_that_is_divided_among_ranks_is_refused() -> None:
+    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    kind.__module__ = "torch.distributed.optim"
+    with pytest.raises(ConfigError, match="divides the parameters"):
+        Grower(net(), SITES, kind(net().parameters(), 0.1), topology="mlp")
+
+
+def test_an_argument_that_a_pass_uses_up_is_named() -> None:
+    class Joins(Net):
+        def forward(self, parts: Any) -> Any:
+            return super().forward(torch.cat(list(parts), 1))
+
+    model = Joins()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = Grower(model, ["body.0"], optimizer, horizon=3)
+    nn.functional.cross_entropy(model(part for part in X.split(4, 1)), Y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"an iterator, which one pass uses up"):
+        grower.step(lambda model: 0.5)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
+from esper.config import ConfigError
 from esper.core.action import Op
 from esper.hosts.container import CONTAINER
 from tests.grower.loops import (
@@ -254,3 +255,41 @@ def test_torch_fx_traces_a_finished_network() -> None:
         traced = torch.fx.symbolic_trace(network)
         torch.testing.assert_close(traced(X), network(X))
         assert traced.state_dict().keys() == network.state_dict().keys()
+
+
+EXPORTERS: dict[str, Any] = {
+    "export": lambda model: torch.export.export(model, (X,)).module(),
+    "trace": lambda model: torch.jit.trace(model, X),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_a_growing_model_is_not_exported_and_its_copy_is(name: str) -> None:
+    """A trace would hold the seed as constants, or fail with words about these."""
+    loop = Loop().run(6)
+    model = loop.model.eval()
+    copied = copy.deepcopy(model)
+    with pytest.raises(
+        ConfigError, match=r"seed in slot r0c0 grows: take copy\.deepcopy\(model\)"
+    ):
+        EXPORTERS[name](model)
+    with torch.no_grad():
+        torch.testing.assert_close(EXPORTERS[name](copied)(X), model(X))
+    assert loop.run().grower.kept
+
+
+def test_a_vacant_model_is_traced_as_it_is() -> None:
+    loop = Loop(controller=script({})).run(2)
+    model = loop.model.eval()
+    torch.testing.assert_close(torch.jit.trace(model, X)(X), model(X))
+
+
+def test_a_script_of_seeds_is_refused_with_what_works() -> None:
+    loop = Loop().run(6)
+    loop.model.eval()
+    with pytest.raises(AttributeError, match=r"use torch\.export or torch\.jit\.trace"):
+        torch.jit.script(loop.model)
+    network = loop.run().grower.finish().eval()
+    with pytest.raises(ConfigError, match=r"use torch\.export or torch\.jit\.trace"):
+        torch.jit.script(network)
+    torch.testing.assert_close(torch.jit.trace(network, X)(X), network(X))

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from esper.config import ConfigError
 from esper.grower.gradients import (
@@ -238,3 +242,27 @@ def test_gradients_wait_for_a_step_through_passes_without_a_loss() -> None:
 
         stepped.append(seeds_of(Loop(step=step).run(3)))
     assert same(*stepped)
+
+
+def test_zeros_that_make_the_state_of_an_optimizer_are_no_gradients_set_by_hand() -> (
+    None
+):
+    """As torch.distributed.checkpoint does before it loads one."""
+    other = net()
+    optimizer = torch.optim.AdamW(other.parameters(), 0.01)
+    loop = Loop(lambda p: torch.optim.AdamW(p, 0.01))
+    before = weights(loop.model)
+    state = get_optimizer_state_dict(other, optimizer)
+    set_optimizer_state_dict(loop.model, loop.optimizer, state)
+    assert same(weights(loop.model), before)
+    assert loop.run().grower.kept
+
+
+def test_a_distributed_checkpoint_of_growing_seeds_is_refused_with_what_works() -> None:
+    loop = Loop(lambda p: torch.optim.AdamW(p, 0.01)).run(6)
+    with pytest.raises(ConfigError, match=r"save optimizer\.state_dict\(\) and grower"):
+        get_optimizer_state_dict(loop.model, loop.optimizer)
+    assert len(loop.optimizer.state_dict()["param_groups"]) == 2
+    network = loop.run().grower.finish()
+    state = get_optimizer_state_dict(network, loop.optimizer)
+    assert len(state["param_groups"]) == 2

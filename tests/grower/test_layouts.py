@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,95 @@ def test_passes_within_a_transform_leave_no_trace_in_a_growing_model() -> None:
         watch(loop.model)
     assert same(weights(loop.model), weights(other.model))
     assert loop.grower.kept == other.grower.kept
+
+
+class ByMethod(nn.Module):
+    """A loop calls ``logits``, and never the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
+def grown_by(method: bool, change: Any = None, **arguments: Any) -> Any:
+    """Trains with a step in every second batch; ``change`` is called with the loop after each epoch."""
+
+    def call(model: Any, x: Tensor) -> Tensor:
+        x = x.to(model.net.head.weight.dtype)
+        return model.logits(x) if method else model(x)  # type: ignore[no-any-return]
+
+    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.model.zero_grad()
+        nn.functional.cross_entropy(call(loop.model, x), y).backward()  # type: ignore[no-untyped-call]
+        loop.count = getattr(loop, "count", 0) + 1  # type: ignore[attr-defined]
+        if loop.count % 2:  # type: ignore[attr-defined]
+            loop.optimizer.step()
+
+    sites = {"r0c0": "net.body.0"}
+    loop = Loop(model=ByMethod(), step=step, sites=sites, **arguments)  # type: ignore[arg-type]
+    loop.model.load_state_dict({f"net.{k}": v for k, v in net().state_dict().items()})
+    for _ in range(loop.epochs):
+        loop.train()
+        loop.grower.step(lambda m: (call(m.eval(), X).argmax(1) == Y).double())
+        if change is not None:
+            change(loop)
+    return loop
+
+
+def test_a_loop_that_calls_methods_trains_seeds_as_one_that_calls_the_model() -> None:
+    """Gradients of batches without a step are forgotten in both."""
+    found = [grown_by(method) for method in (True, False)]
+    seeds = [loop.grower.hooks.sites["r0c0"].seed.state_dict() for loop in found]
+    assert same(*seeds)
+    assert same(*(weights(loop.model) for loop in found))
+
+
+def test_seeds_of_a_loop_that_calls_methods_follow_the_model_to_another_dtype() -> None:
+    def change(loop: Loop) -> None:
+        if loop.epoch == 3:
+            loop.model.double()
+
+    plain_sgd: Any = lambda p: torch.optim.SGD(p, 0.1)  # noqa: E731
+    loop = grown_by(True, change, make_optimizer=plain_sgd)
+    assert loop.grower.kept
+    assert {p.dtype for p in loop.grower.finish().parameters()} == {torch.float64}
+
+
+def test_a_loop_that_calls_methods_has_its_folder(tmp_path: Path) -> None:
+    grown_by(True, folder=tmp_path / "run").grower.finish()
+    assert (tmp_path / "run" / "events.jsonl").stat().st_size
+
+
+def test_a_site_within_a_transform_is_refused_with_the_reason() -> None:
+    class Mapped(ByMethod):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.vmap(self.net.head)(self.net.body(x))
+
+    loop = Loop(model=Mapped(), sites={"r0c0": "net.head"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"only within transforms of torch\.func"):
+        loop.run(1)
+
+
+@pytest.mark.parametrize("name", ["valid", "src_mask", "pad_positions", "is_word"])
+def test_a_mask_of_any_usual_name_keeps_seeds_from_mixing_positions(name: str) -> None:
+    class Masked(nn.Module):
+        pass
+
+    namespace: dict[str, Any] = {}
+    exec(f"def forward(self, x, {name}): return x", namespace)
+    Masked.forward = namespace["forward"]  # type: ignore[attr-defined]
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    if name != "is_word":
+        mask = mask.float()
+    arguments = (torch.zeros(2, 5, 8), mask)
+    assert obstacle(Masked(), "transformer", (arguments, {})) is None
+    mask[0, 0] = 0
+    assert "padded" in (obstacle(Masked(), "transformer", (arguments, {})) or "")
+    other = torch.arange(10.0).view(2, 5)
+    assert obstacle(Masked(), "transformer", ((), {"x": other})) is None

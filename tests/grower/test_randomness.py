@@ -129,3 +129,34 @@ def test_passes_of_a_grower_leave_the_state_of_a_model_as_one_validation_does() 
     assert same(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
     assert torch.equal(results[0][2], results[1][2])
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_loop_may_step_and_finish_in_inference_mode(merge: bool) -> None:
+    """As the validation of Lightning runs; what was made there could not be trained."""
+    actions = {0: (Op.GERMINATE, {"slot": "r0c0", "blueprint": "widen_half"})}
+    arguments: dict[str, Any] = {}
+    if merge:
+        arguments = {
+            "sites": {"r0c0": "body.0 -> body.2"},
+            "controller": script(actions),
+            "topology": None,
+            "merge": True,
+            "config": None,
+        }
+    found = []
+    for inside in (False, True):
+        loop = Loop(epochs=12, **arguments)
+        with torch.inference_mode(inside):
+            loop.grower.start(scores)
+        for _ in range(loop.epochs):
+            loop.train()
+            with torch.inference_mode(inside):
+                loop.grower.step(scores)
+        with torch.inference_mode(inside):
+            network = loop.grower.finish(merge=merge)
+        loop.train()
+        assert not any(p.is_inference() for p in network.parameters())
+        found.append(weights(network))
+    assert same(*found)
+    assert len(found[0]) != len(net().state_dict()) or merge

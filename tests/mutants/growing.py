@@ -191,7 +191,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "tensors of a transform are kept",
             "esper/grower/sites.py",
-            "if hook.in_average or is_transformed():",
+            "if hook.in_average or transformed:",
             "if hook.in_average:",
             "tests/grower/test_layouts.py::test_passes_within_a_transform_leave_no_trace_in_a_growing_model",
         ),

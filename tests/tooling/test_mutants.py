@@ -18,6 +18,7 @@ ROWS = [f"trap {row}" if row.isdigit() else row for row in PROVEN]
 SUBJECTS = (
     "contracts",
     "growing in a loop",
+    "own loops",
     "sources",
     "joining",
     "operations",

@@ -58,8 +58,8 @@ class AttentionSeed(nn.Module):
 
     def _split(self, part: Tensor) -> Tensor:
         """[B, T, D] to [B, heads, T, D / heads]."""
-        batch, length, _ = part.shape
-        return part.reshape(batch, length, self.heads, -1).transpose(1, 2)
+        batch, length, width = part.shape
+        return part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
 
 def attention_heads(dims: int) -> int:

@@ -107,6 +107,14 @@ def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator) 
             assert float((after[:, t] - before[:, t]).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("topology", ["transformer", "encoder"])
+def test_a_batch_without_samples_passes_through(name: str, topology: str) -> None:
+    for operator in BlendOperator:
+        seed = make(name, operator, 8, topology)
+        assert seed(torch.zeros(0, 5, 8)).shape == (0, 5, 8)
+
+
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_in_an_encoder_the_first_position_depends_on_the_last(
     operator: BlendOperator,
