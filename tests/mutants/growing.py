@@ -11,14 +11,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/core/site.py",
             "@training_state()\ndef seed_of(",
             "def seed_of(",
-            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[kept-another device]",
-        ),
-        Fault(
-            "a step in inference mode makes tensors that cannot be trained",
-            "esper/grower/grower.py",
-            "    with outside_inference():\n        observation",
-            "    if True:\n        observation",
-            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[kept-inference mode]",
+            "tests/grower/test_surroundings.py::test_sites_and_the_advisor_are_the_same_in_any_state[another device]",
         ),
         Fault(
             "a merge is computed on the caller's device",
