@@ -148,14 +148,15 @@ class Advisor(nn.Module):
         best = multiples.index(chosen)
         if chosen == 1:
             best = 1 + int((means - costs)[1:].argmax())
-        found = (
-            f"{means[best]:+.1f} pp of layers {multiples[best]} times as wide, for {costs[best]:.1f} pp of parameters"
-        )
-        decision = "nothing grows" if chosen == 1 else "all layers grow"
+        layers, grow = "1 layer", "it grows"
+        if len(facts.widths) > 1:
+            layers, grow = f"{len(facts.widths)} layers", "they grow"
+        found = f"{means[best]:+.1f} pp of {layers} {multiples[best]} times as wide, for {costs[best]:.1f} pp of parameters"
+        decision = "nothing grows" if chosen == 1 else grow
         words = f"the advisor expects {found}: {decision}"
         unlike = self.unlike(facts)
         if unlike:
-            words += f"; no training that it learned from had such numbers of {' and '.join(unlike)}"
+            words += f"; {unlike_words(unlike)}"
         return words
 
     @training_state()
@@ -183,6 +184,13 @@ class Advisor(nn.Module):
             return 1
         returns = self.gains(facts).mean(axis=0) - facts.costs(price)
         return list(facts.parameters)[int(returns.argmax())]
+
+
+def unlike_words(unlike: Sequence[str]) -> str:
+    """Returns a warning that names what is far from all that an advisor learned from."""
+    *others, last = unlike
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"it has learned from no training with such numbers of {names}: the gain may be far off"
 
 
 @cache

@@ -10,7 +10,7 @@ from esper.config import TrainingConfig
 from esper.core.sizing import SIZING, WIDENINGS
 
 ADVISOR = "advisor"
-NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {ADVISOR: SIZING}
+NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {ADVISOR: {**SIZING, "env": {**SIZING["env"], "merge": True}}}
 """Settings by the name of a controller."""
 
 

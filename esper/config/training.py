@@ -135,9 +135,10 @@ class EnvConfig(Section):
     decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
     would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
     others. None: the task's default, false for custom tasks."""
-    merge: bool = False
+    merge: bool | None = None
     """Merge seeds that have been kept for an epoch into the layers of their host, if they can become a part of them, as
-    widenings can. Their slots are free again, so that a layer may grow several times."""
+    widenings can: units that are new in two neighbouring layers have weights between them only then. Their slots are
+    free again, so that a layer may grow several times. None: true with the advisor as the controller, or else false."""
     baseline_episodes: Count = 8
     """Number of hosts without seeds whose mean curve is the no-growth baseline."""
     min_prune_age: Count | None = None

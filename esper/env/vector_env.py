@@ -116,7 +116,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             host.sites,
             self.blueprints,
             config.env.blueprints,
-            grows=config.env.merge,
+            grows=bool(config.env.merge),
         )
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)

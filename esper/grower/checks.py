@@ -53,14 +53,17 @@ def asked(
     config: TrainingConfig | Mapping[str, Any] | None,
     paths: Mapping[str, SitePath],
     setting: Setting,
-    merge: bool,
+    merge: bool | None,
     price: float | None,
+    ranks: Ranks,
 ) -> tuple[str | OwnController, TrainingConfig]:
     """Returns the controller, the default one for None, and the config with what other arguments and it ask for."""
     if not isinstance(config, TrainingConfig):
         config = TrainingConfig.parse(dict(config or {}))
-    if merge:
-        config = config.with_values(env={"merge": True})
+    if merge is None and config.env.merge is None and ranks.parallel:
+        merge = False
+    if merge is not None:
+        config = config.with_values(env={"merge": merge})
     if price is not None:
         config = config.with_values(reward={"mode": "priced", "price": price})
     if controller is None:

@@ -115,6 +115,7 @@ class Grower:
         price: pp that a doubling of the parameters has to bring, as ``reward.price`` in the mode ``priced``.
         merge: whether seeds that were kept for an epoch become a part of the layers, if they can, as ``env.merge``
             says; their slots can then grow again. Parameters of the model stay the same objects, with other shapes.
+            None: as the config says, which lets the advisor merge, but not on several ranks.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
@@ -148,7 +149,7 @@ class Grower:
         scaler: torch.amp.GradScaler | None = None,
         samples: object = None,
         classes: int | None = None,
-        merge: bool = False,
+        merge: bool | None = None,
         price: float | None = None,
     ) -> None:
         model, ranks = plain_model(model)
@@ -166,7 +167,7 @@ class Grower:
         self.started = False
         """Whether the controller acted before the first epoch."""
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        controller, config = asked(controller, config, self.paths, self._setting, merge, price)
+        controller, config = asked(controller, config, self.paths, self._setting, merge, price, ranks)
         self.config = resolved(config, horizon - 1)
         check_merge(self.config, ranks)
         ControllerSpec.of(controller).check()

@@ -101,6 +101,7 @@ class GrowthCallback(Callback):
             horizon=self.horizon or _validations(trainer),
             scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
+            merge=False,  # checkpoints load into a model of the first widths
             **self.options,
         )
         if self._state:  # before Lightning loads the optimizer, which has the seeds' groups

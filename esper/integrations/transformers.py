@@ -73,6 +73,7 @@ class GrowthTrainerCallback(TrainerCallback):
             horizon=self.horizon or _evaluations(args, state),
             scheduler=has["lr_scheduler"],
             scaler=getattr(has["optimizer"], "scaler", None),  # that of accelerate
+            merge=False,  # checkpoints load into a model of the first widths
             **self.options,
         )
         self.steps = []

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from esper.agents.advised import parameters_by_multiple
-from esper.agents.advisor import HostFacts, shipped
+from esper.agents.advisor import HostFacts, shipped, unlike_words
 from esper.config import ConfigError
 from esper.core.sizing import WIDENINGS
 from esper.hosts.example import counting, outputs_of, tensors_in
@@ -53,6 +53,8 @@ class Advice:
     """The multiples on offer; the first is 1."""
     price: float
     """Accuracy that a doubling of the parameters has to bring, pp."""
+    unlike: tuple[str, ...] = ()
+    """Names of numbers that are far from those of all trainings that the advisor learned from."""
 
     @property
     def chosen(self) -> Plan:
@@ -72,6 +74,10 @@ class Advice:
                 f"×{plan.multiple:<5d}  {plan.parameters:>10,}  {plan.gain:+6.1f} ± {plan.error:<4.1f}  "
                 f"{plan.cost:>12.1f}  {plan.net:>+11.1f}{mark}"
             )
+        if len(self.plans) > 1:
+            lines.append("±: standard deviation over the advisor's eight networks")
+        if self.unlike:
+            lines.append(f"the advisor warns: {unlike_words(self.unlike)}")
         return "\n".join(lines)
 
 
@@ -144,7 +150,8 @@ def advise(
                 float(cost),
             )
         )
-    return Advice({site.path: site.width for site in found}, tuple(plans), price)
+    layers = {site.path: site.width for site in found}
+    return Advice(layers, tuple(plans), price, tuple(advisor.unlike(facts)))
 
 
 def _check(**counts: int) -> None:

@@ -11,16 +11,18 @@ def test_the_advisor_gets_what_it_needs_in_the_place_of_defaults() -> None:
     config = with_needs(ADVISOR, TrainingConfig())
     assert config.env.blueprints == tuple(WIDENINGS.values())
     assert config.env.at_once is True
+    assert config.env.merge is True
     assert config.reward.mode == "priced"
 
 
 def test_what_a_user_has_set_stays() -> None:
     config = TrainingConfig().with_values(
-        env={"blueprints": ["widen_whole"], "parameter_budget": 5.0}
+        env={"blueprints": ["widen_whole"], "parameter_budget": 5.0, "merge": False}
     )
     needed = with_needs(ADVISOR, config)
     assert needed.env.blueprints == ("widen_whole",)
     assert needed.env.parameter_budget == 5.0
+    assert needed.env.merge is False
     assert needed.env.edits_per_epoch == NEEDS[ADVISOR]["env"]["edits_per_epoch"]
 
 

@@ -288,6 +288,42 @@ def test_the_named_controllers_play() -> None:
     assert Y.max() == 2
 
 
+@pytest.mark.parametrize(
+    ("merge", "config", "merged"),
+    [(None, {}, True), (False, {}, False), (None, {"env": {"merge": False}}, False)],
+)
+def test_new_units_of_neighbouring_layers_get_weights_between_them_unless_asked_otherwise(
+    merge: bool | None, config: dict[str, Any], merged: bool
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 12)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
+    model = nn.Sequential(
+        *(nn.Linear(12, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 4))
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    known = {"samples": loader, "classes": 4, "price": 0.0}
+    sites = ["0 -> 2", "2 -> 4"]
+    grower = Grower(
+        model, sites, optimizer, horizon=3, merge=merge, config=config, **known
+    )
+
+    def score(network: nn.Module) -> torch.Tensor:
+        return (network(x).argmax(1) == y).float()
+
+    grower.start(score)
+    for _ in range(3):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        grower.step(score)
+    network = grower.finish(merge=True, quiet=True)
+    assert network[2].out_features > 2
+    assert bool((network[2].weight[2:, 2:] != 0).any()) == merged
+
+
 def test_an_advisor_decides_if_the_loader_and_the_classes_are_known() -> None:
     """The price is an argument: where it is too high, nothing grows."""
     x = torch.randn(64, 12)

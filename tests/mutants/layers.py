@@ -169,7 +169,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "hosts that merge are offered what fitted their first widths",
             "esper/env/vector_env.py",
-            "grows=config.env.merge,",
+            "grows=bool(config.env.merge),",
             "grows=False,",
             "tests/env/test_merging.py::test_a_blueprint_that_fits_only_a_wider_layer_may_be_planted_once_it_is_wider",
         ),

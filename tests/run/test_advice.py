@@ -58,7 +58,7 @@ def test_advice_has_a_plan_for_each_multiple_and_chooses_the_best(name: str) -> 
     assert (first.gain, first.cost) == (0.0, 0.0)
     assert advice.chosen.net == max(plan.net for plan in advice.plans)
     assert f"×{advice.chosen.multiple} " in next(
-        line for line in str(advice).splitlines() if "advised" in line
+        line for line in str(advice).splitlines() if "<- advised" in line
     )
     assert all(
         torch.equal(before[key], value) for key, value in model.state_dict().items()
@@ -84,6 +84,16 @@ def test_weights_between_two_wider_layers_are_priced_beside_layers_that_stay() -
 def test_a_price_that_nothing_is_worth_leaves_the_network_as_it_is() -> None:
     advice = advise(mlp(4), torch.randn(3, 20), **KNOWN, price=1e6)
     assert advice.chosen.multiple == 1
+
+
+def test_advice_warns_of_what_the_advisor_never_learned_from() -> None:
+    known = advise(mlp(4), torch.randn(3, 20), **KNOWN)
+    assert known.unlike == ()
+    assert "warns" not in str(known)
+    far = advise(mlp(4), torch.randn(3, 20), **{**KNOWN, "samples": 10**7})
+    assert "samples" in far.unlike
+    assert "samples" in str(far).splitlines()[-1]
+    assert str(far).splitlines()[-1].startswith("the advisor warns: ")
 
 
 def test_sites_can_be_named() -> None:
