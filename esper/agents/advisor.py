@@ -151,7 +151,8 @@ class Advisor(nn.Module):
         layers, grow = "1 layer", "it grows"
         if len(facts.widths) > 1:
             layers, grow = f"{len(facts.widths)} layers", "they grow"
-        found = f"{means[best]:+.1f} pp of {layers} {multiples[best]} times as wide, for {costs[best]:.1f} pp of parameters"
+        gain = f"{means[best]:+.1f} pp of {layers} {multiples[best]} times as wide"
+        found = f"{gain}, for {costs[best]:.1f} pp of parameters"
         decision = "nothing grows" if chosen == 1 else grow
         words = f"the advisor expects {found}: {decision}"
         unlike = self.unlike(facts)

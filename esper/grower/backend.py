@@ -162,7 +162,8 @@ class LoopBackend(Backend):
         places = [site.place for site in hooks.sites.values()]  # in execution order
         if spec is None:
             wanted = config.env.blueprints
-            spec = BlueprintCatalog.select(hooks.topology, places, blueprints, wanted, grows=bool(config.env.merge)).spec
+            grows = bool(config.env.merge)
+            spec = BlueprintCatalog.select(hooks.topology, places, blueprints, wanted, grows=grows).spec
         self.spec = spec
         self.sites = [hooks.sites[name] for name in self.spec.slots]
         """Sites in the order of the arrays' slots."""

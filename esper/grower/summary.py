@@ -95,7 +95,7 @@ class GrowthSummary:
     def _scores(self) -> str:
         words = f"Score {self.score:.4g}"
         if self.without_seeds is not None and self.kept:
-            words += f"; {self.without_seeds:.4g} with what was grown switched off, which is not the gain: the rest relies on it"
+            words += f"; {self.without_seeds:.4g} without what was grown, on which the rest relies"
         if self.alone is not None:
             words += f"; {self.score - self.alone:+.3g} against {self.alone:.4g} of the training without growth "
             words += "that was given"
