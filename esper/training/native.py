@@ -227,9 +227,12 @@ class NativePasses:
             sizes.append(len(gradients))
             if group.site is not None and group.site.planted is not None:
                 flags.append(group.site.planted.finite)
-        step = gathered([group.optimizer for group in groups])
-        if step is None:
+        steps = gathered([group.optimizer for group in groups])
+        if not steps:
             raise Unsupported("nothing learns in the epoch")
+        if len(steps) > 1:
+            raise Unsupported("parameters are stepped with different options")
+        (step,) = steps
         coefficients = torch.ones(len(step.rates), dtype=torch.float64)
         rates = [training.warmup, *training.seed_rates.values()]
         config = training.config.task

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.ops.grad_stats import grad_stats
-from esper.ops.optimizer import SGD, gathered, step_all
+from esper.ops.optimizer import SGD, step_all
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.test_optimizer import (
@@ -237,21 +237,18 @@ def test_a_captured_step_of_adamw_counts_and_reads_new_rates_and_coefficients(
 
 
 @KINDS
-def test_a_loss_scale_and_an_overflow(device: KernelDevice, kind: str) -> None:
+def test_a_gradient_scaler(device: KernelDevice, kind: str) -> None:
     p = nn.Parameter(torch.ones(8, device=device.torch))
     optimizer = MAKERS[kind][0]([p], lr=0.5, weight_decay=0.0)
-
-    def step(gradient: float, found_inf: float) -> None:
-        p.grad = torch.full_like(p, gradient)
-        gathered_step = gathered([optimizer])
-        assert gathered_step is not None
-        scaled = (None, scalar(device, 1024.0), scalar(device, found_inf))
-        with torch.no_grad():
-            gathered_step.operator(*gathered_step.arguments(*scaled))
-
-    step(1024.0, 0.0)
+    scaler = torch.amp.GradScaler(device.torch.type, init_scale=1024.0)
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
     state = values_of(optimizer, [p])
     assert p.detach().tolist() == pytest.approx([0.5] * 8)
-    step(math.inf, 1.0)
+    p.grad = torch.full_like(p, math.inf)
+    scaler.scale(torch.zeros(1, device=device.torch))
+    scaler.step(optimizer)
+    scaler.update()
     assert all(map(torch.equal, values_of(optimizer, [p]), state))
     assert p.detach().tolist() == pytest.approx([0.5] * 8)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.core.action import Op
 from esper.grower.optimizer import ParamGroupMatcher
 from esper.hosts.sources import SitePath
+from esper.ops.optimizer import AdamW
 from tests.grower.loops import (
     GROW,
     LENIENT,
@@ -116,6 +117,7 @@ def test_a_seed_has_the_rate_of_its_layer_at_every_step(factor: float) -> None:
         (torch.optim.AdamW, {"betas": (0.5, 0.6), "eps": 1e-3}),
         (torch.optim.RMSprop, {"alpha": 0.7, "eps": 1e-3}),
         (torch.optim.NAdam, {"momentum_decay": 0.1, "eps": 1e-3}),
+        (AdamW, {"betas": (0.5, 0.6), "eps": 1e-3}),
     ],
 )
 @pytest.mark.parametrize("at_once", [False, True])

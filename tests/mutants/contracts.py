@@ -4,10 +4,41 @@ from __future__ import annotations
 
 from tests.fault import Fault
 
+OPTIMIZER = "esper/ops/optimizer.py"
+OPTIMIZERS = "tests/ops/test_optimizer_contract.py::"
 NATIVE = "tests/ops/test_native.py::"
 
 MUTANTS: dict[str, list[Fault]] = {
     "contracts": [
+        Fault(
+            "groups share the rate that is given",
+            OPTIMIZER,
+            'group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=_device_of(self))',
+            "pass",
+            OPTIMIZERS + "test_each_group_owns_its_rate",
+        ),
+        Fault(
+            "a generator of parameters is used up before the vectors are found",
+            OPTIMIZER,
+            "    found: list[Any] = list(params)\n",
+            "    found: list[Any] = list(params)[:1]\n",
+            OPTIMIZERS + "test_every_parameter_that_is_given_learns",
+        ),
+        Fault(
+            "options that are written to a group are not checked",
+            OPTIMIZER,
+            "            optimizer.check_fixed(group)\n",
+            "",
+            OPTIMIZERS
+            + "test_options_that_only_torchs_optimizer_has_are_refused_wherever_they_come_from",
+        ),
+        Fault(
+            "all groups take the options of the first",
+            OPTIMIZER,
+            "            options = optimizer.options_of(group)\n",
+            "            options = optimizer.options_of(optimizer.param_groups[0])\n",
+            OPTIMIZERS + "test_groups_have_options_of_their_own",
+        ),
         Fault(
             "operators raise no versions",
             "esper/ops/_native.py",

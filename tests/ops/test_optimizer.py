@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 from esper.ops.grad_stats import grad_stats
-from esper.ops.optimizer import SGD, Adam, AdamW, FusedOptimizer, gathered, step_all
+from esper.ops.optimizer import SGD, Adam, AdamW, FusedOptimizer, step_all
 
 SHAPES = ((1,), (7,), (16, 3, 3, 3), (33, 65), (), (0, 4), (1000,))
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
@@ -120,13 +121,13 @@ import torch
 
 from esper.ops.optimizer import SGD, Adam, AdamW
 
-for make in (SGD, AdamW, Adam):
+for make in (Adam, SGD, AdamW):
     weight = torch.nn.Parameter(torch.ones(3, 3))
     optimizer = make([weight], torch.tensor(0.1))
     weight.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
 assert "torch._dynamo" not in sys.modules
 torch.optim.SGD([torch.nn.Parameter(torch.ones(3, 3))])
 assert "torch._dynamo" in sys.modules, "torch does not import it either: LightOptimizer can go"
@@ -200,7 +201,7 @@ def test_known_numbers_of_adamw() -> None:
         params.append(nn.Parameter(torch.full(shape, 10.0, dtype=torch.float64)))
         params[-1].grad = torch.full_like(params[-1], 8.0)
     optimizer = make_adamw(params, 0.1, betas=(0.5, 0.75), eps=2.0, weight_decay=2.0)
-    optimizer.step(clip_coef=torch.tensor([0.25]))
+    optimizer.step(clip_coef=torch.tensor(0.25))
     assert [p.item() for p in params] == pytest.approx([7.95, 9.95], rel=1e-15)
     assert values_of(optimizer, params) == [1, 1, 1] * 2
     assert params[0].grad == 8, "gradients are not overwritten"
@@ -225,6 +226,33 @@ def test_a_group_has_its_rate_decay_and_coefficient() -> None:
     ]
     SGD(groups).step(clip_coef=torch.tensor([0.5, 2.0], dtype=torch.float64))
     assert [p.item() for p in params] == [7.5, 8 - 0.25 * (4 + 4)]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=12),
+    ],
+)
+def test_schedulers_fill_the_rate(schedule: Callable[..., Any]) -> None:
+    mine, theirs = parameters(), parameters()
+    own, other = (
+        make(p) for make, p in zip(MAKERS["momentum"], (mine, theirs), strict=True)
+    )
+    rate = own.param_groups[0]["lr"]
+    schedules = schedule(own), schedule(other)
+    for step in range(10):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        own.step()
+        other.step()
+        for scheduler in schedules:
+            scheduler.step()
+        assert own.param_groups[0]["lr"] is rate
+        expected = other.param_groups[0]["lr"]
+        assert rate.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert_same(mine, theirs)
 
 
 @each
@@ -259,7 +287,7 @@ def test_one_call_for_all_has_the_bits_of_a_call_for_each(kind: str) -> None:
         coef = torch.rand(3, 13, dtype=torch.float64, generator=dice)[:, 4]
         step_all(own, coef)
         for index, optimizer in enumerate(others):
-            optimizer.step(clip_coef=coef[index : index + 1])
+            optimizer.step(clip_coef=coef[index])
     for one, other in zip(together, alone, strict=True):
         assert equal(one, other)
 
@@ -284,28 +312,34 @@ def test_an_optimizer_without_a_usable_coefficient_stays_as_it_is(
 
 
 @each
-def test_the_operator_divides_by_a_loss_scale_and_skips_what_overflowed(
-    kind: str,
-) -> None:
+def test_loss_scale_and_found_inf(kind: str) -> None:
     mine, theirs = parameters(), parameters()
     own, plain = (MAKERS[kind][0](p) for p in (mine, theirs))
     set_gradients(mine, 1, 1024.0)
     set_gradients(theirs, 1)
-
-    def step(found_inf: float) -> None:
-        gathered_step = gathered([own])
-        assert gathered_step is not None
-        scaled = (None, torch.tensor(1024.0), torch.tensor(found_inf))
-        with torch.no_grad():
-            gathered_step.operator(*gathered_step.arguments(*scaled))
-
-    step(0.0)
+    own.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
+    own.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    own.step()
     plain.step()
     assert equal(mine, theirs)  # by a power of two: no bit is lost
     before = values_of(own, mine)
-    step(1.0)
+    own.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    own.step()
     assert equal(mine, theirs)
     assert equal(before, values_of(own, mine))
+
+
+@each
+def test_a_gradient_scaler_leaves_its_scale_to_the_step(kind: str) -> None:
+    mine, theirs = (nn.Parameter(torch.ones(4, 2)) for _ in range(2))
+    own, plain = (MAKERS[kind][0]([p]) for p in (mine, theirs))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale((3 * mine).sum()).backward()
+    scaler.step(own)
+    (3 * theirs).sum().backward()
+    plain.step()
+    assert torch.equal(mine, theirs)
+    assert own._step_supports_amp_scaling
 
 
 @each
@@ -326,14 +360,108 @@ def test_zero_state_keeps_the_storage_and_parameters_without_a_gradient_stay(
 
 
 @each
-def test_nothing_to_step_is_no_error_and_autograd_sees_a_step(kind: str) -> None:
+def test_closures_graphs_and_nothing_to_step(kind: str) -> None:
     p = nn.Parameter(torch.tensor([3.0]))
     optimizer = MAKERS[kind][0]([p])
-    optimizer.step(clip_coef=torch.ones(1))  # there is no gradient
+    optimizer.step(clip_coef=torch.tensor(1.0))  # there is no gradient
     step_all([])
-    p.grad = torch.ones(1)
-    loss = p.square().sum()
-    optimizer.step()
-    assert p.item() < 3
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss: Tensor = p.square().sum()
         loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 9
+    assert p.item() < 3
+    loss = p.square().sum()
+    optimizer.step(closure)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # autograd sees that the parameter is another one now
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("momentum", {}), ("adamw", {"fused": True}), ("adamw", {"fused": False})],
+)
+def test_state_goes_to_and_from_torch(kind: str, options: dict[str, Any]) -> None:
+    mine, theirs = parameters(), parameters()
+    make, make_other = MAKERS[kind][0], partial(MAKERS[kind][1], **options)
+    own, other = make(mine), make_other(theirs)
+    swapped = make(mine, lr=5.0), make_other(theirs, lr=5.0)
+    for step in range(6):
+        if step == 3:
+            rate = swapped[0].param_groups[0]["lr"]
+            swapped[0].load_state_dict(other.state_dict())
+            swapped[1].load_state_dict(own.state_dict())
+            assert swapped[0].param_groups[0]["lr"] is rate
+            assert rate == own.param_groups[0]["lr"]
+            own, other = swapped
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        like_parameters(theirs)
+        own.step()
+        other.step()
+    # Many steps add to the differences of rounding; those of a single number, too.
+    assert_same(mine, theirs, tolerance=1e-5)
+    assert_same(values_of(own, mine), values_of(other, theirs), tolerance=1e-5)
+
+
+def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs() -> (
+    None
+):
+    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = make_adamw([p])
+    moment = torch.rand(4, 3, 2, 2)
+    count = torch.tensor(7.0, dtype=torch.float64)
+    saved = {"step": count, "exp_avg": moment, "exp_avg_sq": moment + 1}
+    groups = torch_adamw([p]).state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": {0: saved}, "param_groups": groups})
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[p][name], saved[name])
+        assert optimizer.state[p][name].stride() == p.stride()
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 8
+
+
+def test_state_of_another_kind_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    saved = torch_adamw([weight], amsgrad=True).state_dict()
+    with pytest.raises(ValueError, match=r"amsgrad=True, and Esper's AdamW only does"):
+        make_adamw([weight]).load_state_dict(saved)
+    saved = torch.optim.SGD([weight], momentum=0.9, dampening=0.5).state_dict()
+    with pytest.raises(ValueError, match=r"dampening=0.5, and Esper's SGD only does 0"):
+        SGD([weight]).load_state_dict(saved)
+    groups: list[dict[str, Any]] = [{"params": [weight], "lr": 0.5}, {"params": []}]
+    saved = torch.optim.AdamW(groups, lr=0.25).state_dict()
+    optimizer = make_adamw([weight], 0.125)
+    optimizer.load_state_dict(saved)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+    optimizer = make_adamw([weight], 0.125)
+    for group in optimizer.param_groups:
+        group["lr"] = optimizer.param_groups[0]["lr"]
+    with pytest.raises(ValueError, match=r"share a learning rate .* \[0.5, 0.25\]"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_wrong_options_and_optimizers_that_cannot_be_stepped_together() -> None:
+    params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    for p in params:
+        p.grad = torch.ones(2)
+    for options, message in (
+        ({"lr": -1.0}, "lr must not be negative, got -1"),
+        ({"momentum": -0.1}, "momentum must not be negative"),
+        ({"weight_decay": math.nan}, "weight_decay must not be negative, got nan"),
+        ({"nesterov": True}, "nesterov needs momentum"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SGD(params, **options)  # type: ignore[arg-type]
+    first = make_adamw(params[:1])
+    more = make_adamw(params[1:2])
+    more.add_param_group({"params": params[2:]})
+    step_all([first, more])
+    assert all(bool((p < 1).all()) for p in params)
+    with pytest.raises(ValueError, match=r"have equally many groups, not \[2, 3\]"):
+        step_all([first, more], torch.ones(2))
