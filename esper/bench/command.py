@@ -83,8 +83,8 @@ def command(
     for file in (json_file, markdown_file, trace_file):
         if file is None:
             continue
-        device = file.exists() and not file.is_file()
-        if device or not os.access(file.absolute().parent, os.W_OK):
+        is_device = file.exists() and not file.is_file()
+        if is_device or not os.access(file.absolute().parent, os.W_OK):
             raise InvalidInput(f"{file}: give a file in an existing folder that you can write to")
     try:
         require_task(effort["task"])

@@ -206,7 +206,7 @@ class LoopBackend(Backend):
             operator = STYLES[int(style[row, 0])]
             name = self.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.blueprints.at(self.hooks.topology, site.place, name)
-            merges = self.config.env.merge and site.place.has_source
+            merges = bool(self.config.env.merge) and site.place.has_source
             fitting = partial(_require_fitting, self.hooks, site.name, merges)
             try:
                 with seeded(self._seed(RngStream.SEED)):

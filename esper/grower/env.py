@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +23,13 @@ from esper.grower.sites import SiteHooks, trained_at
 from esper.hosts.example import kept_state
 from esper.hosts.host import kept_modes
 from esper.hosts.seed_hook import hooks_of
-from esper.ops.torch_state import kept_generators
+from esper.ops.torch_state import kept_generators, outside_inference
 from esper.telemetry.event import Event
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LOSS_SPREAD = 0.02
 """Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
@@ -63,22 +60,6 @@ def require_reached(hooks: SiteHooks) -> None:
             f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
             "before grower.step(), and call the model itself, not its parts"
         )
-
-
-def outside_inference(method: Callable[P, R]) -> Callable[P, R]:
-    """Lets what ``method`` does for a Grower be done within ``torch.inference_mode()``, too.
-
-    Seeds, averages and merged layers that were made there could not be trained.
-    """
-
-    @wraps(method)
-    def called(*arguments: P.args, **keywords: P.kwargs) -> R:
-        if not torch.is_inference_mode_enabled():
-            return method(*arguments, **keywords)
-        with torch.inference_mode(False), torch.no_grad():
-            return method(*arguments, **keywords)
-
-    return called
 
 
 def require_open(groups: SeedGroups) -> None:
@@ -264,7 +245,7 @@ class LoopEnv(SlotVectorEnv):
         state["first"] = _saved(self.choices, self.action_spec)
         return state
 
-    @outside_inference
+    @outside_inference()
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
         super().load_state_dict(state)

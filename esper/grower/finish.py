@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.core.blueprints.adapted import merge_adapters
-from esper.grower.env import outside_inference, require_open
+from esper.grower.env import require_open
 from esper.grower.merging import OptimizerWatch, merge_in_loop
 from esper.grower.sites import SiteHooks, outputs_of_last
 from esper.grower.summary import env_of, summary_of
@@ -21,12 +21,13 @@ from esper.hosts.merge import merge_all, warn_unmerged
 from esper.hosts.seed_hook import COPIES, SeedHook, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import changed_by, same_parameters
+from esper.ops.torch_state import outside_inference
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
 
 
-@outside_inference
+@outside_inference()
 def end_growth(grower: Grower, optimizer: Optimizer | None) -> None:
     """Ends the growth of a loop, for :meth:`Grower.finish`; with an ``optimizer``, seeds become parts of the layers.
 

@@ -33,7 +33,6 @@ from esper.grower.checks import (
 from esper.grower.env import (
     LoopEnv,
     first_choices,
-    outside_inference,
     probe_untrained,
     require_open,
     require_reached,
@@ -102,7 +101,7 @@ class Grower:
             and controllers compare percentage points.
         governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
             a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
-        baseline: scores of a loop without growth after each epoch; None: those of this model without its seeds.
+        baseline: scores without growth after each epoch; None: those of this model without its seeds.
         config: thresholds of gates, limits on seeds and the run seed, as a TrainingConfig or its tables in dicts.
             Unless ``env.at_once`` is false, seeds that are zero at birth, such as widenings, are kept at once.
         blueprints: what seeds can be; None: the built-in blueprints.
@@ -113,9 +112,8 @@ class Grower:
         classes: number of classes, if the loss of ``evaluate`` is cross-entropy; None: trained agents compare losses
             with the first one.
         price: pp that a doubling of the parameters has to bring, as ``reward.price`` in the mode ``priced``.
-        merge: whether seeds that were kept for an epoch become a part of the layers, if they can, as ``env.merge``
-            says; their slots can then grow again. Parameters of the model stay the same objects, with other shapes.
-            None: as the config says, which lets the advisor merge, but not on several ranks.
+        merge: whether seeds that were kept for an epoch become a part of the layers, see ``env.merge``; parameters of
+            the model stay the same objects, with other shapes. None: only with the advisor, and on one rank.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
@@ -192,12 +190,7 @@ class Grower:
         self.hooks.stash = self.groups.stash
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
-            # Only a loop that has a folder needs to know of files of runs.
-            from esper.grower.log import LoopLog
-
-            self.log = log = LoopLog(folder, type(model).__name__, controller, points)
-            self._listeners.insert(0, log.emit)
-            self.hooks.passes.before_first = lambda: log.create(self.config)
+            _open_log(self, folder, controller)
         self._steps_before = 0
         self._incubated = False
         self._first = ranks.first
@@ -367,7 +360,15 @@ class Grower:
         return env
 
 
-@outside_inference
+def _open_log(grower: Grower, folder: str | Path, controller: str | OwnController) -> None:
+    # Only a loop that has a folder needs to know of files of runs.
+    from esper.grower.log import LoopLog
+
+    grower.log = log = LoopLog(folder, type(grower.model).__name__, controller, grower.points)
+    grower._listeners.insert(0, log.emit)
+    grower.hooks.passes.before_first = lambda: log.create(grower.config)
+
+
 def _decide(
     grower: Grower,
     evaluate: Evaluate,
@@ -435,7 +436,7 @@ def _env_of(grower: Grower, saved: Mapping[str, Any] | None) -> LoopEnv:
     )
 
 
-@outside_inference
+@outside_inference()
 def _take_layers(grower: Grower, hosts: Mapping[str, Any]) -> None:
     """Gives a model the widths and the places that a saved one had."""
     grower.merger.load_state_dict(hosts["grown"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from esper.agents.make import OwnController
 from esper.agents.needs import default_controller, with_needs
@@ -55,7 +56,7 @@ def grow(
     task: Task,
     controller: str | OwnController | None = None,
     epochs: int | None = None,
-    config: TrainingConfig | None = None,
+    config: TrainingConfig | Mapping[str, Any] | None = None,
     *,
     folder: Path | str | None = None,
     callbacks: Sequence[Callable[[Event], None]] = (),
@@ -75,8 +76,8 @@ def grow(
             the same names; or a custom one, as ``path.py:function`` or a callable that makes a controller for an env.
             None: ``advisor`` if slots widen layers and the loss is cross-entropy, otherwise ``heuristic``.
         epochs: length of the episode; None: the config's, or the task's.
-        config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
-            on one host.
+        config: all other values, as a TrainingConfig or its tables in dicts; the task fills in its sizes. None: the
+            defaults, with the no-growth baseline measured on one host.
         folder: a run folder, as that of ``esper run``: new, or of an interrupted call with the same arguments. None:
             nothing is left on disk.
         callbacks: receive every event of the grown host, such as ``EpochCompleted``. One that raises is dropped.
@@ -93,6 +94,8 @@ def grow(
         raise ConfigError("controller none grows nothing: name another one; its result includes the host left alone")
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
+    if not isinstance(config, TrainingConfig):
+        config = TrainingConfig.parse(dict(config))
     if controller is None:
         with seeded(0):  # the weights are not used
             host = task.new_host(config.env.slots or task.slots)

@@ -32,7 +32,7 @@ def check_trackers(config: TrainingConfig) -> None:
 def check_libraries(config: TrainingConfig) -> None:
     """Does the same for wandb and trackio, of which nothing is imported: an active run has done that."""
     libraries = [name for name in config.track.to if name != TENSORBOARD]
-    missing = {}
+    missing: dict[str, str] = {}
     for name in libraries:
         if sys.modules.get(name) is None and find_spec(name) is None:
             missing[name] = f"no module named {name}"

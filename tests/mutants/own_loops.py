@@ -15,9 +15,9 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "seeds are made in inference mode",
-            "esper/grower/env.py",
-            "        with torch.inference_mode(False), torch.no_grad():\n",
-            "        with torch.no_grad():\n",
+            "esper/ops/torch_state.py",
+            "    with torch.inference_mode(False), torch.no_grad():\n",
+            "    with torch.no_grad():\n",
             "tests/grower/test_randomness.py::test_a_loop_may_step_and_finish_in_inference_mode",
         ),
         Fault(

@@ -215,7 +215,7 @@ class ActiveRunSink(Sink):
 
 def active_run(library: str) -> Any:
     """Returns the run of wandb or trackio that is active in this thread; None without one."""
-    module = sys.modules.get(library)  # which no active run has left out
+    module: Any = sys.modules.get(library)  # which no active run has left out
     if hasattr(module, "context_vars"):  # trackio
         return module.context_vars.current_run.get()
     return getattr(module, "run", None)
