@@ -41,6 +41,8 @@ SAVED = ("checkpoint", "pretrained", "sampled")
 FORMS_OF_AGENTS = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 ALONE = "none"
 """Leaves hosts alone."""
+UNTRAINED = "untrained"
+"""Name of an agent with its first weights, as an arm."""
 
 
 @dataclass(frozen=True)

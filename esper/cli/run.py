@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.agents.spec import ALONE, ControllerSpec
+from esper.agents.spec import ALONE, UNTRAINED, ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_early, check_resume, config_options, given_names, output_folder
 from esper.config import ConfigError
@@ -21,9 +21,11 @@ from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
+    from esper.compare.analysis import ArmComparison
     from esper.config import TrainingConfig
     from esper.run.experiment import Experiment
     from esper.run.telemetry import RunSummary
+    from esper.telemetry.score import ScoreUnit
     from esper.training.execution.ranks import RunRanks
 
 WITHOUT_GROWTH = ("bigger", "same-compute")
@@ -166,7 +168,13 @@ def conclude(experiment: Experiment, summary: RunSummary, ranks: RunRanks | None
     """Draws the best host of a run, and prints its result. Raises click.Abort if it was interrupted."""
     if not summary.interrupted:
         draw_life(experiment.folder)
-    click.echo(closing_words(summary, experiment.config.task.name))
+    config = experiment.config
+    if config.run.learns and config.run.rounds <= config.ppo.validate_every:
+        click.echo(
+            f"No learning curve: in runs of more than {config.ppo.validate_every} rounds (ppo.validate_every), the "
+            "agent plays validation hosts as it learns."
+        )
+    click.echo(closing_words(summary, config.task.name))
     echo_waiting(ranks)
     if summary.interrupted:
         raise click.Abort
@@ -265,23 +273,34 @@ def result_lines(summary: RunSummary) -> list[str]:
 
 def plain_words(summary: RunSummary, task: str) -> list[str]:
     """Returns the answer: whether growing paid off, its size, and what was not compared; [] without hosts alone."""
-    alone = next((found for found in summary.comparisons if found.pair.name_b == ALONE), None)
-    if alone is None:
+    others = {found.pair.name_b: found for found in summary.comparisons}
+    if ALONE not in others:
         return []
+    alone = others[ALONE]
     pair, gap = alone.pair, summary.score.difference(alone.pair.difference)
     story = {
         "better": f"growing paid off: {gap} over the same hosts alone, {pair.wins} of {pair.pairs} better",
         "worse": f"growing did harm: {gap} against the same hosts alone",
-        "no evidence": f"growing made no difference that {pair.pairs} hosts could show ({gap})",
+        "no evidence": f"whether growing pays off is open: {gap} on {pair.pairs} hosts",
+        "no verdict": f"{gap} on each of {pair.pairs} hosts: copies of one are no sample",
     }
     answer = [
         f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}.",
+        *(learning_words(others[UNTRAINED], summary.score) if UNTRAINED in others else ()),
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",
     ]
     if task not in ENV_ONLY:  # whose hosts cannot be larger from the start
         answer.append("Not compared: hosts of that size from the start, or trained for longer.")
     return answer
+
+
+def learning_words(found: ArmComparison, score: ScoreUnit) -> list[str]:
+    """Returns whether learning made an agent better, by its comparison with itself untrained."""
+    gap = score.difference(found.pair.difference)
+    if found.word in ("better", "worse"):
+        return [f"Learning made the agent {found.word}: {gap} against the agent untrained."]
+    return [f"Whether learning helped is open: {gap} against the agent untrained."]
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:

@@ -33,6 +33,8 @@ class Metric:
     better: Better
     of: Callable[[HostResult], float]
     decimals: int = 2
+    judged: bool = True
+    """Whether arms are compared in it. They are not in ratios that say how large a host is, and not how good."""
 
     def values(self, hosts: Sequence[HostResult]) -> Floats:
         """Returns the values of ``hosts`` [n], in the order of the pairs."""
@@ -89,6 +91,7 @@ def metrics_of(score: ScoreUnit) -> tuple[Metric, ...]:
             "higher",
             lambda host: score.of(_per_parameter(host)),
             decimals,
+            judged=False,
         ),
         Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
         Metric(
@@ -98,6 +101,7 @@ def metrics_of(score: ScoreUnit) -> tuple[Metric, ...]:
             "higher",
             lambda host: score.of(_per_compute(host)),
             decimals,
+            judged=False,
         ),
         Metric("epochs", "Epochs trained", "", "neither", lambda host: host.epochs, decimals=1),
         Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
@@ -129,9 +133,12 @@ class ArmComparison:
 
     @property
     def word(self) -> str:
-        """The verdict on the first arm, for a table: better, worse, more, less, no evidence, or inconclusive."""
+        """The verdict on the first arm, for a table: better, worse, more, less, no evidence, no verdict (all pairs
+        differ by the same number), or inconclusive (too few)."""
         if self.pair.few:
             return "inconclusive"
+        if self.pair.constant:
+            return "no verdict"
         if not self.conclusive:
             return "no evidence"
         above = self.pair.difference > 0
@@ -157,6 +164,8 @@ class ArmComparison:
         verdict = self.word
         if verdict == "inconclusive":
             verdict += f", {pair.few}"
+        elif verdict == "no verdict":
+            verdict += f", {pair.constant}"
         elif verdict == "no evidence":
             verdict += " of a difference"
             if pair.pairs > 1 and not low <= 0 <= high:  # it would be alone
@@ -228,11 +237,10 @@ def _analyse(
         return MetricResult(metric, {}, {}, missing)
     # All comparisons of a metric are corrected together.
     base = values[reference]
-    pairs = [
-        compare_pairs(of_arm, base, name_a=name, name_b=reference, train_seeds=train_seeds)
-        for name, of_arm in values.items()
-        if name != reference
-    ]
+    pairs = []
+    for name, of_arm in values.items():
+        if metric.judged and name != reference:
+            pairs.append(compare_pairs(of_arm, base, name_a=name, name_b=reference, train_seeds=train_seeds))
     return MetricResult(
         metric,
         arms={name: summarise(of_arm, train_seeds) for name, of_arm in values.items()},

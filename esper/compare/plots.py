@@ -91,7 +91,8 @@ def draw_differences(result: ComparisonResult) -> Figure:
     """
     shown = []
     for number, metric_result in enumerate(result.metrics):
-        differs = number == 0 or metric_result.metric.common(result.hosts) is None
+        metric = metric_result.metric
+        differs = number == 0 or (metric.judged and metric.common(result.hosts) is None)
         if differs and metric_result.missing is None:
             shown.append(metric_result)
     rows = max(1, -(-len(shown) // PANELS_A_ROW))  # rounded up

@@ -50,7 +50,7 @@ def maker_of(config: TrainingConfig, task: Task | None = None, ranks: RunRanks |
 def name_score(score: ScoreUnit, progress: Progress | None) -> None:
     """Tells ``progress`` what hosts are scored by, unless it is accuracy."""
     if progress is not None and score != ACCURACY:
-        progress(ScoreDefined(score.name, score.unit, score.points))
+        progress(ScoreDefined(score.name, score.unit, score.points, score.priced, score.of_reward))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ MIN_PAIRS = 10
 """Min pairs needed to name a winner."""
 MIN_SEEDS = 5
 """Min training seeds needed to name a winner, if they are the unit of evidence."""
+ROUNDING = 1e-12
+"""Values whose largest distance is this part of them, or less, are equal but for rounding."""
 SMALLEST_P = 2.0**-52
 """Smallest p value of a test that computes one in float64, which rounds to it: p is never 0."""
 
@@ -51,8 +53,9 @@ class ConfidenceInterval(NamedTuple):
 class PairedComparison:
     """Arms ``a`` and ``b`` measured on the same n pairs; every difference is a - b.
 
-    ``difference_std`` is the sample standard deviation (n - 1), ``effect_size`` is ``difference / difference_std``
-    (Cohen's d_z), infinite without spread; both are NaN for one pair. ``p_value`` is the sign-flip test's.
+    ``difference_std`` is the sample standard deviation (n - 1), NaN for one pair; ``effect_size`` is ``difference /
+    difference_std`` (Cohen's d_z), NaN without spread. ``p_value`` is the sign-flip test's. It is NaN if all pairs
+    differ by the same number: copies of one deterministic host are no sample, however many there are.
     ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
     not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
 
@@ -88,6 +91,13 @@ class PairedComparison:
         return f"under {least} {self._unit}"
 
     @property
+    def constant(self) -> str | None:
+        """The reason that there is no p, if all pairs differ by the same number; else None."""
+        if not math.isnan(self.p_value):
+            return None
+        return f"the same in all {self.pairs} {self._unit}; copies of one deterministic host are no sample"
+
+    @property
     def _unit(self) -> str:
         return "training seeds" if self.trained else "pairs"
 
@@ -111,6 +121,8 @@ class PairedComparison:
         """Returns the verdict as one sentence; arguments as in :meth:`winner`."""
         if self.few:
             return f"inconclusive: {self.few}"
+        if self.constant:
+            return f"no verdict: {self.constant}"
         if p_value is None:
             p_value = self.p_value
         winner = self.winner(p_value, better)
@@ -157,14 +169,14 @@ def compare_pairs(
     right = seed_means(right, train_seeds)
     differences = left - right
     difference = float(differences.mean())
-    std = _sample_std(differences)
-    effect_size = 0.0
-    if std:
-        effect_size = difference / std
-    elif difference:
-        effect_size = math.copysign(math.inf, difference)
+    # Differences are rounded as their arms are, which may be far larger.
+    largest = float(max(np.abs(left).max(), np.abs(right).max()))
+    std = _sample_std(differences, largest)
+    effect_size = difference / std if std else math.nan
     mann_whitney = scipy.stats.mannwhitneyu(left, right, alternative="two-sided")
     p_value = t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed)
+    if std == 0.0 and abs(difference) > ROUNDING * largest:
+        p_value = math.nan
     return PairedComparison(
         name_a=name_a,
         name_b=name_b,
@@ -195,17 +207,14 @@ def seed_means(values: Floats, train_seeds: int | None) -> Floats:
 
 
 def t_test(differences: Values) -> float:
-    """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros.
-
-    Of equal others it is ``SMALLEST_P``.
-    """
+    """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros, NaN for equal others."""
     values = _finite(differences, "differences")
     n = len(values)
     if n == 1 or not values.any():
         return 1.0
     std = _sample_std(values)
     if not std:
-        return SMALLEST_P
+        return math.nan
     t = abs(values.mean()) * math.sqrt(n) / std
     return max(SMALLEST_P, float(2 * scipy.stats.t.sf(t, n - 1)))
 
@@ -237,9 +246,12 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together."""
+    """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together.
+
+    A comparison without p, NaN, stays so, and the others are corrected for it, too.
+    """
     values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values, kind="stable")  # NaN comes last
     # The smallest is multiplied by n, the next one by n - 1, ...; none may be below the one before.
     factors = np.arange(len(values), 0, -1)
     stepped = np.minimum(1.0, factors * values[order])
@@ -353,10 +365,12 @@ def _finite(values: Values, name: str) -> Floats:
     return array
 
 
-def _sample_std(values: Floats) -> float:
-    """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may be rounded."""
+def _sample_std(values: Floats, rounded_at: float = 0.0) -> float:
+    """Standard deviation over n - 1: NaN for one value, exactly 0 for values that are equal but for rounding, which is
+    that of the largest one or of a number as large as ``rounded_at``."""
     if len(values) == 1:
         return math.nan
-    if (values == values[0]).all():
+    largest = max(float(np.abs(values).max()), rounded_at)
+    if np.ptp(values) <= ROUNDING * largest:
         return 0.0
     return float(values.std(ddof=1))

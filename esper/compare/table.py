@@ -22,6 +22,8 @@ from esper.show.console import TerminalConsole
 from esper.telemetry.text import count, p_value
 
 TABLE = "table.txt"
+NONE = "-"
+"""What is shown for a number that does not exist."""
 DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
 
 
@@ -68,6 +70,10 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
         common = metric.common(result.hosts)
         if common is not None:
             _line(console, f"{metric.title}: {figure(common, metric.decimals)} for every host")
+            continue
+        if not metric.judged:
+            _line(console, f"{metric.label}, which says how large hosts are; no verdict")
+            _print(console, _summaries(metric_result))
             continue
         _line(console, f"{metric.label} ({DIRECTION[metric.better]})")
         if full or number == 0:
@@ -127,6 +133,15 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
             f"{name} {figure(result.seconds[name], 2)}" for name in result.hosts if name in result.seconds
         )
         yield f"Seconds a host, by the clock; where starts are trained, the arm that plays first trains them: {taken}."
+    copies = []
+    for name, hosts in result.hosts.items():
+        if result.pairs > 1 and result.metrics[0].metric.common({name: hosts}) is not None:
+            copies.append(name)
+    if copies:
+        yield (
+            f"{', '.join(copies)}: all hosts have the same result. Copies of one deterministic host are no sample, so "
+            "there is no interval, and no p where all pairs differ by the same number."
+        )
     yield from result.caveats()
     # Controls are said to be made for an arm, and how well they match it.
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
@@ -213,7 +228,7 @@ def _effects(result: MetricResult) -> Table:
         table.add_row(
             escape(name),
             f"{pair.wins}/{pair.ties}/{pair.losses}",
-            figure(pair.effect_size, 2, "+"),
+            figure(pair.effect_size, 2, "+") or NONE,
             f"{pair.mann_whitney_u:g}",
             p_value(pair.mann_whitney_p),
         )
@@ -256,9 +271,11 @@ def figure(value: float, digits: int, sign: str = "") -> str:
 
 
 def interval(limits: ConfidenceInterval, digits: int, sign: str = "") -> str:
-    """``83.10..85.20``; empty if the interval is unbounded, as for a single pair."""
+    """``83.10..85.20``; empty if the interval is unbounded, as for a single pair, and a dash if there is no spread."""
     if not math.isfinite(limits.high):
         return ""
+    if limits.low == limits.high:
+        return NONE
     low = figure(limits.low, digits, sign)
     high = figure(limits.high, digits, sign)
     return f"{low}..{high}"

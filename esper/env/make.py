@@ -103,7 +103,7 @@ class EnvMaker:
     def score(self) -> ScoreUnit:
         """Display format of the score of hosts."""
         if self.config.task.name == varied.NAME:
-            return varied.RETURN
+            return varied.score_of(self.config)
         return ACCURACY if self.task is None else self.task.score_shown
 
     def with_width(self, width: int) -> EnvMaker:

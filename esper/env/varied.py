@@ -48,8 +48,15 @@ SOURCES = (
 """Data that needs no file of anybody's."""
 LAW = Law(SOURCES)
 """The law that episodes are drawn from."""
-RETURN = ScoreUnit("return", unit="pp")
+RETURN = ScoreUnit("return", unit="pp", priced=True)
 """Score of an episode: accuracy minus price."""
+
+
+def score_of(config: TrainingConfig) -> ScoreUnit:
+    """Returns the display format of the score of episodes, and of rewards if they are in it."""
+    if config.reward.mode != "priced":
+        return RETURN
+    return replace(RETURN, of_reward=config.reward.benefit_scale)
 
 
 def resolve(config: TrainingConfig, law: Law | None = None) -> ResolvedConfig:
@@ -119,7 +126,6 @@ class VariedVectorEnv(SlotVectorEnv):
             spec,
             spans,
         )
-        self.execution = local.execution
         backend = local if ranks is None else RankedDrawnHosts(ranks, local, self.contexts[0])
         first = local.first.sizes_of_new(local.hosts[0].training)
         zeros: dict[str, Any] = {field.name: np.zeros(envs) for field in fields(Setting)}
@@ -133,6 +139,7 @@ class VariedVectorEnv(SlotVectorEnv):
             autoreset_mode,
             emit if config.telemetry.of_hosts else None,
         )
+        self.execution = local.execution
         self.choices = first.of_envs(envs, OF_FIRST)
         self.offers = first.of_envs(envs, OF_FIRST)
 

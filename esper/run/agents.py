@@ -19,6 +19,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import UpdateStats
 from esper.agents.script import shipped_schedule_fits
+from esper.agents.spec import UNTRAINED
 from esper.compare.comparison import ArmResult, play_held_out
 from esper.compare.runner import HostResult, Results
 from esper.data.facts import check_learning
@@ -38,9 +39,7 @@ BASELINES = ("none", "random", "heuristic")
 """Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
 BASELINES_OF_DRAWN = ("none", "random", "advisor")
 """The same where hosts are drawn for each episode, and the rule's long trials are too slow."""
-UNTRAINED = "untrained"
-"""Name of the agent with its first weights, as an arm."""
-COLUMNS = ("test", "alone", "parameters", "fossils")
+COLUMNS = ("test", "alone", "parameters", "fossils", "host")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
 
@@ -121,13 +120,12 @@ class FixedAgent(Agent):
 
     def update(self, number: int, played: Round) -> None:
         test, alone = played.tests  # each [E]
-        columns = (test, alone, played.stats.parameters, played.stats.fossils)
+        columns = (test, alone, played.stats.parameters, played.stats.fossils, self.env.first_parameters)
         self.results.append(np.stack(columns))
 
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
-        test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
-        host = np.full_like(parameters, self.env.host_parameters)
+        test, alone, parameters, fossils, host = np.concatenate(self.results, axis=1)
         return [
             ArmResult(self.config.run.controller, test, parameters, fossils),
             ArmResult("none", alone, host, np.zeros_like(fossils)),
@@ -143,7 +141,10 @@ class FixedAgent(Agent):
         return {"results": results, "memory": memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        columns = [state["results"][name].numpy() for name in COLUMNS]
+        results = dict(state["results"])
+        # Earlier versions saved no sizes of hosts.
+        results.setdefault("host", torch.full_like(results["parameters"], self.env.host_parameters))
+        columns = [results[name].numpy() for name in COLUMNS]
         self.results = list(np.stack(columns, axis=1))
         memory, memory_alone = state["memory"]
         self.rollout.controller.load_memory_state(memory)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from esper.agents.make import OwnController
 from esper.agents.needs import with_needs
-from esper.agents.spec import ControllerSpec
+from esper.agents.spec import ALONE, ControllerSpec
 from esper.compare.analysis import corrected
 from esper.compare.comparison import ArmResult
 from esper.compare.runner import maker_of
@@ -219,15 +219,19 @@ class Experiment(AbstractContextManager["Experiment"]):
         trainer = self.trainer
         grown_parameters = 0.0
         fossils = 0.0
+        host_parameters = trainer.env.host_parameters
         if arms:
             grown_parameters = float(arms[0].parameters.mean())
             fossils = float(arms[0].fossils.mean())
+        for arm in arms:
+            if arm.controller == ALONE:  # hosts may differ, and those of the last round were others
+                host_parameters = round(float(arm.parameters.mean()))
         pairs = [arms[0].against(other) for other in arms[1:]]
         summary = RunSummary(
             folder=self.folder,
             controller=self.config.run.controller,
             comparisons=tuple(corrected(pairs)),
-            host_parameters=trainer.env.host_parameters,
+            host_parameters=host_parameters,
             grown_parameters=grown_parameters,
             fossils=fossils,
             rounds=trainer.done,

@@ -50,6 +50,7 @@ class RunSummary:
     """The run's controller against each baseline, hosts left alone (``none``) first. Empty if an agent was interrupted
     before it finished learning, or the run was stopped in its first round."""
     host_parameters: int
+    """Mean number of parameters of the compared hosts left alone."""
     grown_parameters: float
     """Mean number of parameters of the compared hosts."""
     fossils: float

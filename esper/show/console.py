@@ -8,9 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from esper.data.names import DRAWN
 from esper.show.view import MAX_HISTORY, RunView
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.sink import Sink
 from esper.telemetry.text import count, duration, number
 
@@ -75,10 +77,11 @@ class ConsoleSink(Sink):
             self.print(f"all rounds: about {duration(left or 0.0)} left")
         if started is None or started.n_envs * started.rounds != 1 or not self.tells_epochs:
             return
+        score = view.score.while_training
         if event.epoch % max(1, started.episode_length // 10) == 0:
             self.print(
                 f"epoch {event.epoch}/{started.episode_length}  "
-                f"validation {view.score.name} {view.score.value(event.validation_accuracy, 1)}"
+                f"validation {score.name} {score.value(event.validation_accuracy, 1)}"
             )
 
     def start(self) -> None:
@@ -97,8 +100,9 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             return _header(event)
         case events.BaselineMeasured():
             hosts = count(event.episodes, "host")
-            final = view.score.value(event.accuracy[-1], 1)
-            return [f"baseline: {hosts} left alone, final validation {view.score.name} {final}"]
+            score = view.score.while_training
+            final = score.value(event.accuracy[-1], 1)
+            return [f"baseline: {hosts} left alone, final validation {score.name} {final}"]
         case events.RunResumed():
             resumed = f"resumed after round {event.round}/{event.rounds}"
             if event.epochs:
@@ -115,7 +119,7 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
                 f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
             ]
         case events.AgentValidated():
-            return [f"  {validated(event)}"]
+            return [f"  {validated(event, view.score)}"]
         case events.AnomalyDetected():
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
@@ -129,9 +133,12 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
 def plan(event: events.RunStarted) -> list[str]:
     """Returns what a run will do, and its words."""
     hosts = count(event.rounds * event.n_envs, "host")
+    epochs = count(event.episode_length, "epoch")
+    if event.task in DRAWN:
+        epochs = f"at most {epochs}"
     lines = [
         f"{event.controller} will grow {hosts} on {event.task}: {count(event.rounds, 'round')} of {event.n_envs}, "
-        f"{count(event.episode_length, 'epoch')} each, beside hosts left alone",
+        f"{epochs} each, beside hosts left alone",
         "host: a network in training; slot: a place where a seed (new layers) is tried; kept seeds stay",
     ]
     if event.tier is None:
@@ -143,9 +150,14 @@ def size(event: events.RunStarted) -> list[str]:
     """Returns the lines about how much the run is to do."""
     rounds = count(event.rounds, "round")
     hosts = count(event.n_envs, "host")
+    epochs = count(event.episode_length, "epoch")
+    host = f"host: {event.host_parameters:,} parameters"
+    if event.task in DRAWN:
+        epochs = f"at most {epochs}"
+        host = "hosts differ in size"
     return [
-        f"{rounds} of {hosts}, {count(event.episode_length, 'epoch')} each",
-        f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}",
+        f"{rounds} of {hosts}, {epochs} each",
+        f"{host}, slots {', '.join(event.slots)}",
     ]
 
 
@@ -178,8 +190,8 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
 
 def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
     """Returns the score of grown hosts beside hosts left alone, as far as it was measured, and the speed."""
-    score = view.score
     found = view.compared(event)
+    score = found.score
     result = f"{found.split} {score.name}: grown {score.value(found.grown, 1)}"
     if found.other is not None:
         gain = score.difference(found.grown - found.other, 1)
@@ -195,13 +207,15 @@ def played(event: events.ArmPlayed, view: RunView) -> str:
     return f"comparing, round {event.round}/{event.rounds}: {event.controller}, test {view.score.name} {score}"
 
 
-def validated(event: events.AgentValidated) -> str:
+def validated(event: events.AgentValidated, score: ScoreUnit) -> str:
+    """Returns the mean return of an agent on its validation hosts, and those of rules."""
     best = "the best so far"
     if event.best_round != event.round:
         best = f"that of round {event.best_round} is kept"
-    words = f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
+    achieved = score.rewards(event.mean_return)
+    words = f"agent of round {event.round}: discounted return {achieved} on validation hosts, {best}"
     if event.rules:
-        rules = [f"{name} {level:+.3f}" for name, level in event.rules.items()]
+        rules = [f"{name} {score.rewards(level)}" for name, level in event.rules.items()]
         words += f"; rules: {', '.join(rules)}"
     return words
 

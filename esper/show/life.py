@@ -59,13 +59,16 @@ class HostLife:
 def best_life(view: RunView) -> HostLife | None:
     """Returns the life of the host of a run with the best committed network, which the run has saved.
 
-    None if no host has reported its epochs to the end.
+    None if no host has reported its epochs to the end, and where hosts differ: the best one would be that of the
+    easiest data.
     """
+    if view.hosts_differ:
+        return None
     done = [episode for episode in view.of(EpisodeCompleted) if (episode.episode, episode.env) in view.lives]
     if not done:
         return None
     best = max(done, key=lambda episode: episode.committed_accuracy)
-    score = view.score
+    score = view.score.while_training
     grown = []
     alone = []
     for epoch in view.of(EpochCompleted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from base64 import b64encode
@@ -14,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.agents.spec import ALONE, UNTRAINED
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 from esper.show.charts import Block, Chart, Intervals, Line, Picture, SlotLanes, Table, interval_chart, line_chart
@@ -122,13 +124,15 @@ def report_html(runs: Runs) -> str:
     for name, found in blocks.items():
         link = TITLES.get(name, name)
         if name == "accuracy":
-            link = score_of(views).name
+            score = score_of(views)
+            link = f"accuracy and {score.name}" if score.priced else score.name
         content.append((name, capital(link), found))
     return _page(title, about, content, answers=answers, footer=units(views), problems=problems)
 
 
 def answer(view: RunView) -> str:
-    """Answers the question of a run in one sentence: whether growth made the host better, at which size, beside what.
+    """Answers the questions of a run: whether growth made the host better, at which size, beside what; and whether an
+    agent that learned is better than itself untrained.
 
     Hosts left alone are what the grown ones are compared with, else the first of the others.
     """
@@ -136,16 +140,18 @@ def answer(view: RunView) -> str:
     completed = view.last(events.RunCompleted)
     if completed is None or not completed.comparisons:
         return _not_compared(view)
-    found = completed.comparisons[0]
-    for comparison in completed.comparisons:
-        if comparison.reference == "none":
-            found = comparison
+    others = {comparison.reference: comparison for comparison in completed.comparisons}
+    found = others.get(ALONE, completed.comparisons[0])
     other = f"the same hosts under {found.reference}"
-    if found.reference == "none":
+    if found.reference == ALONE:
         other = "the same hosts left alone"
     low = score.difference(found.low, unit=False)
     high = score.difference(found.high, unit=False)
     verdict, _, _ = found.verdict.partition(" (")
+    pairs = count(completed.pairs, "pair")
+    evidence = f"95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, {pairs}"
+    if math.isnan(found.p_value):
+        evidence = verdict
     begin = "Whether growth helps is open"
     if "better" in verdict and found.difference > 0:
         begin = "Growth helped"
@@ -160,22 +166,36 @@ def answer(view: RunView) -> str:
     return (
         f"{begin}: grown by {completed.controller}, hosts reached a test {score.name} of "
         f"{score.value(found.accuracy)}, {other} {score.value(found.reference_accuracy)}: "
-        f"{score.difference(found.difference)} (95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, "
-        f"{count(completed.pairs, 'pair')}), {size}."
+        f"{score.difference(found.difference)} ({evidence}), {size}."
+        f"{_learning(others.get(UNTRAINED), score)}"
     )
+
+
+def _learning(found: events.Comparison | None, score: ScoreUnit) -> str:
+    """Returns a sentence on an agent and itself untrained, after a space; "" if that was not compared."""
+    if found is None:
+        return ""
+    verdict, _, _ = found.verdict.partition(" (")
+    begin = "Whether learning helped is open"
+    if "better" in verdict:
+        begin = f"Learning made the agent {'better' if found.difference > 0 else 'worse'}"
+    low = score.difference(found.low, unit=False)
+    high = score.difference(found.high, unit=False)
+    p = p_value(found.p_value, "= ")
+    gap = score.difference(found.difference)
+    return f" {begin}: {gap} against the agent untrained (95 % interval {low} to {high}, p {p})."
 
 
 def _not_compared(view: RunView) -> str:
     last = view.last(events.RoundCompleted)
     if last is None:
         return "Nothing was compared yet: no round is completed."
-    score = view.score
     found = view.compared(last)
     when = f"after round {last.round} of {last.rounds}"
-    grown = f"grown hosts have a {found.split} {score.name} of {score.value(found.grown)}"
+    grown = f"grown hosts have a {found.split} {found.score.name} of {found.score.value(found.grown)}"
     words = f"Nothing was compared yet; {when}, {grown}"
     if found.other is not None:
-        words += f", {found.name} {score.value(found.other)}"
+        words += f", {found.name} {found.score.value(found.other)}"
     return f"{words}."
 
 
@@ -335,5 +355,7 @@ def units(views: Iterable[RunView]) -> str:
     score = score_of(views)
     if score == ACCURACY:
         return "Accuracies are percentages, differences percentage points (pp)."
+    if score.priced:
+        return "A return is an accuracy minus the price of what was grown, in percentage points (pp)."
     unit = score.unit or "its own unit"
     return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."

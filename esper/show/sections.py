@@ -13,8 +13,9 @@ from esper.show.console import incident, rates, validated
 from esper.show.view import REST, RunView, phase_seconds
 from esper.telemetry import event as events
 from esper.telemetry.memory import memory_words
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import PHASES
-from esper.telemetry.text import count, duration, number, p_value, trained_once
+from esper.telemetry.text import count, duration, labelled, number, p_value, trained_once
 
 MAX_HOSTS = 100
 """Max hosts in the table of hosts, the newest ones."""
@@ -33,12 +34,17 @@ GRADIENTS = ("need", "norm", "ratio", "health", "vanishing", "exploding")
 MIN_SHARE = 0.005
 """Phases with a smaller share of the time are not listed."""
 RETURNS = {
-    (events.RoundCompleted, "return"): "Discounted return, mean over the hosts of a round.",
-    (events.AgentValidated, "return on validation hosts"): (
+    (events.RoundCompleted, "discounted return"): "Discounted sum of rewards, mean over the hosts of a round.",
+    (events.AgentValidated, "discounted return on validation hosts"): (
         "Of the most likely actions, on hosts that the agent does not learn from. The best agent is kept."
     ),
 }
 """Description of the charts of returns, by event and title."""
+OTHER_HOSTS = " Each round has other hosts, on other data, so rounds cannot be compared with one another."
+NO_CURVE = (
+    "The agent has no learning curve so far: it plays validation hosts every ppo.validate_every rounds, and only in "
+    "runs of more rounds than that."
+)
 UPDATES = {
     "entropy": ("entropy", "Sum over the heads that affect the action."),
     "KL": ("approx_kl", "Between the policies before an update and after its last minibatch (k3 estimator), nats."),
@@ -107,15 +113,15 @@ def accuracy(view: RunView) -> list[Block]:
 
 def _by_epoch(view: RunView) -> list[Block]:
     """Validation score of the newest round by epoch, and that of the baseline."""
-    score = view.score
+    score = view.score.while_training
     lines = []
     baseline = view.last(events.BaselineMeasured)
     if view.hosts:
         x = sorted(view.epochs)
         lowest = []
         highest = []
-        for epoch in x:
-            scores = [score.of(e.validation_accuracy) for e in view.epochs[epoch]]
+        for same in view.by_epoch():
+            scores = [score.of(e.validation_accuracy) for e in same]
             lowest.append(min(scores))
             highest.append(max(scores))
         grown = list(map(score.of, view.curve("validation_accuracy")))
@@ -130,7 +136,10 @@ def _by_epoch(view: RunView) -> list[Block]:
         lines.append(Line("without growth", range(len(curve)), curve, -1, reference=True))
     if not lines:
         return []
-    words = "Mean over the hosts of the newest round; shaded: all hosts. Committed: host and fossils only."
+    words = (
+        "Mean over the hosts of the newest round; shaded: all hosts. Hosts whose episode has ended count with their "
+        "last epoch. Committed: host and fossils only."
+    )
     label = score.label(f"validation {score.name}")
     short = f"epoch {max(view.epochs, default=0)}, validation"
     return [Chart(f"{score.name} by epoch", words, lines, "epochs done", label, short=short, score=score)]
@@ -140,8 +149,9 @@ def _by_round(view: RunView) -> list[Block]:
     last = view.last(events.RoundCompleted)
     if last is None:
         return []
-    score = view.score
-    split = view.compared(last).split
+    newest = view.compared(last)
+    score = newest.score
+    split = newest.split
     x = []
     grown = []
     alone = []
@@ -157,6 +167,8 @@ def _by_round(view: RunView) -> list[Block]:
     if alone:
         lines.append(Line("without growth", x, alone, -1, reference=True))
     words = f"{capital(score.name)} of the committed networks at the end of a round."
+    if view.hosts_differ:
+        words += OTHER_HOSTS
     short = f"round {last.round}, {split}"
     label = score.label(f"{split} {score.name}")
     return [Chart(f"{score.name} by round", words, lines, "round", label, short=short, score=score)]
@@ -170,7 +182,7 @@ def _by_class(view: RunView) -> list[Block]:
         return []
     newest = [e.class_accuracy for e in completed if e.episode == completed[-1].episode]
     found = [of_host for of_host in newest if len(of_host) == len(baseline.class_accuracy)]
-    score = view.score
+    score = view.score.while_training
     rows = []
     for label, (alone, *hosts) in enumerate(zip(baseline.class_accuracy, *found, strict=True)):
         grown = _mean(hosts)
@@ -183,12 +195,12 @@ def _by_class(view: RunView) -> list[Block]:
 
 
 def _hosts(view: RunView) -> list[Block]:
-    """Size and score of each host that completed its episode and kept a seed, the newest first."""
-    score = view.score
+    """Size and score of each host that completed its episode and kept a seed, by round, the newest first."""
+    score = view.score.while_training
+    kept = [e for e in view.of(events.EpisodeCompleted) if e.fossils]
+    kept.sort(key=lambda e: (-e.episode, e.env))
     rows = []
-    for e in reversed(view.of(events.EpisodeCompleted)[-MAX_HOSTS:]):
-        if not e.fossils:
-            continue
+    for e in kept[:MAX_HOSTS]:
         alone = None
         if view.has_baseline:
             alone = e.baseline_accuracy
@@ -202,7 +214,12 @@ def _hosts(view: RunView) -> list[Block]:
         ]
         rows.append(row)
     heads = ["host", "parameters", "FLOPs", score.label("committed"), score.label("baseline"), "kept"]
-    words = "Validation split; hosts that kept nothing are left out. FLOPs are of a forward pass, a sample."
+    words = (
+        "Validation split; the newest round first. Hosts that kept nothing are left out. FLOPs are of a forward pass, "
+        "a sample."
+    )
+    if len(kept) > MAX_HOSTS:
+        words += f" {MAX_HOSTS} of {len(kept):,} hosts are shown."
     return _table("Hosts that kept a seed", heads, rows, words, columns=())
 
 
@@ -225,24 +242,27 @@ def warnings(view: RunView) -> list[Block]:
 
 def blueprints(view: RunView) -> list[Block]:
     """Fate of the seeds of each blueprint, and their contribution where they were kept."""
-    score = view.score
+    score = view.score.while_training
     rows = []
     for row in [*view.blueprints.rows(), view.blueprints.total()]:
         if row.fossilized:
             cells = [f"{getattr(row, name):,}" for name in COUNTS.values()]
-            contribution = score.difference(row.contribution_kept, unit=False)
+            contribution = "kept at once"
+            if row.contribution_kept is not None:
+                contribution = score.difference(row.contribution_kept, unit=False)
             rows.append([row.blueprint, *cells, contribution, number(row.parameters, 0)])
-    heads = ["blueprint", *COUNTS, score.gap_label("contribution"), "parameters"]
+    heads = ["blueprint", *COUNTS, score.gap_label("contribution when kept"), "parameters"]
     words = (
         f"Contribution: {score.name} with the seed minus {score.name} without it when it was kept, mean: how much "
-        "hosts lean on the seed, which exceeds the gain from planting it. Seeds never kept are only in the sum."
+        "hosts lean on the seed, which exceeds the gain from planting it. Seeds that are kept at once have none by "
+        "then. Seeds never kept are only in the sum."
     )
     return _table("Seeds by blueprint, all rounds", heads, rows, words, (0, 1, 2, 8))
 
 
 def contributions(view: RunView) -> list[Block]:
     """The contribution of each kept seed of the newest complete round, and its share in the gain of all."""
-    score = view.score
+    score = view.score.while_training
     completed = view.of(events.EpisodeCompleted)
     rows = []
     for e in completed:
@@ -310,11 +330,11 @@ def agent(view: RunView) -> list[Block]:
     for (kind, title), words in RETURNS.items():
         found: list[Any] = view.of(kind)
         if found:
-            lines = [_by_rounds("return", found, "mean_return")]
-            for rule, level in getattr(found[0], "rules", {}).items():
-                x = [event.round for event in found]
-                lines.append(Line(rule, x, [level] * len(x), -1, reference=True))
-            blocks.append(Chart(title, words, lines, "round", "discounted return", 3, short=title))
+            if kind is events.RoundCompleted and view.hosts_differ:
+                words += OTHER_HOSTS
+            blocks.append(_returns(title, words, found, view.score))
+    if not view.of(events.AgentValidated):
+        blocks.append(note(NO_CURVE))
     for name, (field, words) in UPDATES.items():
         line = _by_rounds(name, updates, field)
         blocks.append(Chart(name, words, [line], "round", name, 3, short=name))
@@ -337,8 +357,25 @@ def agent(view: RunView) -> list[Block]:
     blocks.append(note(", ".join(about)))
     validation = view.last(events.AgentValidated)
     if validation is not None:
-        blocks.append(note(validated(validation)))
+        blocks.append(note(validated(validation, view.score)))
     return blocks
+
+
+def _returns(
+    title: str,
+    words: str,
+    found: Sequence[Any],
+    score: ScoreUnit,
+) -> Chart:
+    """Returns the chart of the discounted returns of events by round, with those of rules, in pp where they are."""
+    scale = score.of_reward or 1.0
+    unit = score.gap if score.of_reward else ""
+    x = [event.round for event in found]
+    lines = [Line("return", x, [scale * event.mean_return for event in found])]
+    for rule, level in getattr(found[0], "rules", {}).items():
+        lines.append(Line(rule, x, [scale * level] * len(x), -1, reference=True))
+    label = labelled("discounted return", unit)
+    return Chart(title, words, lines, "round", label, 3, short=labelled(title, unit))
 
 
 def _by_rounds(name: str, found: Sequence[Any], field: str) -> Line:
@@ -364,7 +401,7 @@ def rewards(view: RunView) -> list[Block]:
         lines.append(Line(name, x, means, place, shared=False))
     if not lines:
         return []
-    words = "Mean over the hosts of the newest round."
+    words = "Mean over the hosts of the newest round whose episode had not ended before."
     return [Chart("Reward terms", words, lines, "epochs done", "reward of an epoch", 3)]
 
 

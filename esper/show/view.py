@@ -56,6 +56,8 @@ class Compared:
     """The grown hosts of a round beside others, in pp; test accuracies if they were measured."""
 
     split: str
+    score: ScoreUnit
+    """Display format of both."""
     name: str
     """Name of ``other``."""
     grown: float
@@ -139,7 +141,19 @@ class RunView:
         defined = self.last(events.ScoreDefined)
         if defined is None:
             return ACCURACY
-        return ScoreUnit(defined.name, defined.unit, gap=defined.unit, points=defined.points)
+        return ScoreUnit(
+            defined.name,
+            defined.unit,
+            defined.unit,
+            defined.points,
+            defined.priced,
+            defined.of_reward,
+        )
+
+    @property
+    def hosts_differ(self) -> bool:
+        """Whether each episode has a host of its own kind, so that scores of different episodes cannot be compared."""
+        return self.last(events.ContextDrawn) is not None or self.score.priced
 
     @property
     def begun(self) -> events.RunStarted | events.RunResumed | None:
@@ -197,17 +211,23 @@ class RunView:
     def curve(self, name: str) -> list[float]:
         """Returns the mean of the field ``name`` over the newest round's hosts, by epoch.
 
-        The last one is over all hosts: those whose episode has ended count with their last epoch.
+        Hosts whose episode has ended count with their last epoch, so that the curve is of the same hosts throughout.
         """
-        if not self.hosts:
-            return []
-        hosts = [self.epochs[number] for number in sorted(self.epochs)]
-        hosts[-1] = list(self.hosts.values())
         means = []
-        for same in hosts:
+        for same in self.by_epoch():
             values = [getattr(epoch, name) for epoch in same]
             means.append(sum(values) / len(same))
         return means
+
+    def by_epoch(self) -> list[list[events.EpochCompleted]]:
+        """Returns the newest epoch of each host of the newest round when a host had done 1, 2, ... epochs."""
+        reached: dict[int, events.EpochCompleted] = {}
+        found = []
+        for number in sorted(self.epochs):
+            for epoch in self.epochs[number]:
+                reached[epoch.env] = epoch
+            found.append(list(reached.values()))
+        return found
 
     def compared(self, event: events.RoundCompleted) -> Compared:
         """Returns the hosts of a round beside the same ones alone, or without a test beside the baseline's curve."""
@@ -215,8 +235,8 @@ class RunView:
             other = None
             if self.has_baseline and not math.isnan(event.baseline_accuracy):
                 other = event.baseline_accuracy
-            return Compared("validation", "baseline", event.committed_accuracy, other)
-        return Compared("test", "alone", event.test_accuracy, event.alone_test_accuracy)
+            return Compared("validation", self.score.while_training, "baseline", event.committed_accuracy, other)
+        return Compared("test", self.score, "alone", event.test_accuracy, event.alone_test_accuracy)
 
     @property
     def stages(self) -> Counter[str]:

@@ -71,6 +71,9 @@ class ScoreDefined(Event):
     """Unit in which it is shown; empty for none."""
     points: float
     """Percentage points in one unit."""
+    priced: bool = False
+    of_reward: float = 0.0
+    """See ``esper.telemetry.score.ScoreUnit``. Older logs lack these two fields."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,21 @@ class ScoreUnit:
     """Unit of differences of scores."""
     points: float = 1.0
     """Percentage points in one unit."""
+    priced: bool = False
+    """Whether it is accuracy minus the price of what was grown; the price is taken off test accuracies only."""
+    of_reward: float = 0.0
+    """Percentage points that a reward of 1 stands for; 0 if rewards are plain numbers."""
+
+    @property
+    def while_training(self) -> ScoreUnit:
+        """Display format of training and validation scores, from which no price is taken off."""
+        return ACCURACY if self.priced else self
+
+    def rewards(self, total: float, digits: int = 2) -> str:
+        """Formats a sum of rewards: in the unit of the score, or with a decimal more where they are plain numbers."""
+        if not self.of_reward:
+            return number(total, digits + 1, sign=True)
+        return self.difference(self.of_reward * total, digits)
 
     @property
     def decimals(self) -> int:

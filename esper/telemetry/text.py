@@ -58,7 +58,10 @@ def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = Fa
 
 
 def p_value(value: float, equals: str = "") -> str:
-    """Formats a p-value with four decimals, behind ``equals``; ``< 0.0001`` if that would be 0, ``1`` for 1."""
+    """Formats a p-value with four decimals, behind ``equals``; ``< 0.0001`` if that would be 0, ``1`` for 1, and a dash
+    for a p that is withheld, NaN."""
+    if math.isnan(value):
+        return "-"
     if value < 1e-4:
         return "< 0.0001"
     if value == 1.0:

@@ -16,6 +16,7 @@ from esper.compare.analysis import corrected
 from esper.compare.statistics import compare_pairs
 from esper.run.telemetry import RunSummary
 
+ARMS = ("none", "untrained")
 BASE = [80.0 + i for i in range(10)]
 
 
@@ -74,7 +75,7 @@ def test_the_result_is_one_line_of_plain_words() -> None:
         "In short, growing did harm: -1.36 pp"
     )
     assert (
-        "made no difference that 10 hosts could show (+0.00 pp)"
+        "whether growing pays off is open: +0.00 pp on 10 hosts."
         in plain_words(alone(*[0.5, -0.5] * 5), "digits")[0]
     )
     assert (
@@ -82,6 +83,35 @@ def test_the_result_is_one_line_of_plain_words() -> None:
         in plain_words(alone(3.0), "digits")[0]
     )
     assert plain_words(ended([1.0] * 10), "digits") == []  # no hosts were left alone
+
+
+def test_copies_of_one_host_are_said_to_be_no_sample() -> None:
+    (first, *_) = plain_words(alone(*[12.5] * 10), "planted")
+    assert (
+        first == "In short, +12.50 pp on each of 10 hosts: copies of one are no sample."
+    )
+    line = result_lines(alone(*[12.5] * 10))[3]
+    assert line.endswith("copies of one deterministic host are no sample")
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [
+        ([1.0 + 0.1 * i for i in range(10)], "Learning made the agent better: +1.45"),
+        ([-1.0 - 0.1 * i for i in range(10)], "Learning made the agent worse: -1.45"),
+        ([0.5, -0.5] * 5, "Whether learning helped is open: +0.00"),
+    ],
+)
+def test_an_agent_is_judged_beside_itself_untrained(
+    gains: list[float], words: str
+) -> None:
+    ours = [b + d for b, d in zip(BASE, gains, strict=True)]
+    pairs = [compare_pairs(ours, BASE, name_a="ppo", name_b=name) for name in ARMS]
+    summary = replace(ended(), comparisons=tuple(corrected(pairs)))
+    line = plain_words(summary, "varied")[1]
+    assert line.startswith(words)
+    assert line.endswith("against the agent untrained.")
+    assert len(line) <= 80
 
 
 def test_the_result_fits_80_columns() -> None:

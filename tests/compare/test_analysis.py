@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from esper.compare.analysis import TEST_ACCURACY, analyse, corrected
+from esper.compare.analysis import METRICS, TEST_ACCURACY, analyse, corrected
 from esper.compare.runner import HostResult
 from esper.compare.statistics import compare_pairs, holm_adjusted
+from esper.telemetry.score import ACCURACY
 from tests.compare.arm_results import against, arm
+from tests.compare.outcomes import host, nearly
 from tests.compare.trained_seeds import trained
 
 BASE = [80.0 + i for i in range(10)]
@@ -17,7 +21,8 @@ BASE = [80.0 + i for i in range(10)]
 @pytest.mark.finding("M14")
 def test_p_values_are_corrected_for_all_comparisons() -> None:
     """Ten pairs that all differ by the same sign: exact p = 2 / 2^10. Holm over two comparisons: times 2, then 1."""
-    better, same = arm("better", *(value + 1 for value in BASE)), arm("same", *BASE)
+    better = arm("better", *(value + nearly(1, i) for i, value in enumerate(BASE)))
+    same = arm("same", *BASE)
     found = {c.pair.name_a: c for c in against(arm("none", *BASE), better, same)}
     assert list(found) == ["better", "same"]
     assert found["better"].pair.p_value == 2 / 1024
@@ -41,6 +46,30 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
     assert all(c.verdict == "no evidence of a difference" for c in found)
 
 
+def test_copies_of_one_host_have_no_p_and_no_verdict() -> None:
+    """However many there are; the comparison beside them is corrected for both."""
+    none = arm("none", *[64.63] * 10)
+    noise = np.random.default_rng(0).normal(70, 1, 10)
+    shifted, noisy = against(none, arm("shifted", *[77.1] * 10), arm("noisy", *noise))
+    assert math.isnan(shifted.adjusted_p)
+    assert noisy.adjusted_p == 2 * 2 / 1024
+    assert (shifted.conclusive, shifted.word) == (False, "no verdict")
+    same = "the same in all 10 pairs; copies of one deterministic host are no sample"
+    assert shifted.verdict == f"no verdict: {same}"
+    assert shifted.line(ACCURACY).endswith(f"no verdict, {same}")
+
+
+def test_accuracy_by_size_has_means_and_no_verdict() -> None:
+    """Every grown small host has less of it."""
+    for metric in METRICS:
+        hosts = {"a": [host(80.0, 1), host(81.0, 2)], "b": [host(82.0, 1, 300.0)] * 2}
+        (found,) = analyse(hosts, "a", [metric])
+        by_size = metric.name.startswith("accuracy_per")
+        assert metric.judged != by_size
+        assert bool(found.comparisons) != by_size
+        assert len(found.arms) == 2
+
+
 @pytest.mark.finding("M14")
 def test_nine_pairs_name_no_winner() -> None:
     (found,) = against(
@@ -51,7 +80,8 @@ def test_nine_pairs_name_no_winner() -> None:
 
 
 def test_a_worse_arm_is_reported_as_worse() -> None:
-    (found,) = against(arm("none", *BASE), arm("worse", *(v - 2 for v in BASE)))
+    worse = (v - nearly(2, i) for i, v in enumerate(BASE))
+    (found,) = against(arm("none", *BASE), arm("worse", *worse))
     assert found.verdict.startswith("none is better by 2.00")
 
 

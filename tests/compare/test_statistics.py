@@ -168,21 +168,38 @@ def test_comparison_numbers() -> None:
     assert 0 < comparison.mann_whitney_p <= 1
 
 
-def test_equal_differences_have_exactly_zero_spread() -> None:
-    assert compare_pairs([0.1] * 11, [0.0] * 11).difference_std == 0.0
-    assert compare_pairs([0.1] * 11, [0.0] * 11).effect_size == math.inf
-    assert compare_pairs([0.0] * 11, [0.1] * 11).effect_size == -math.inf
-    assert compare_pairs([0.1] * 11, [0.1] * 11).effect_size == 0.0
+@pytest.mark.parametrize("train_seeds", [None, 11])
+def test_equal_differences_have_no_spread_no_effect_size_and_no_p(
+    train_seeds: int | None,
+) -> None:
+    """Also if they are equal but for rounding, which is that of the values."""
+    large = [100.0 + i / 7 for i in range(11)]
+    for a in ([0.1] * 11, [value + 0.1 for value in large]):
+        b = [0.0] * 11 if a[0] == 0.1 else large
+        found = compare_pairs(a, b, train_seeds=train_seeds)
+        assert found.difference_std == 0.0
+        assert math.isnan(found.effect_size)
+        assert math.isnan(found.p_value)
+        assert found.winner() is None
+        assert found.verdict().startswith("no verdict: the same in all 11 ")
+
+
+def test_arms_that_never_differ_have_a_p_of_one() -> None:
+    found = compare_pairs([0.1] * 11, [0.1] * 11)
+    assert (found.difference_std, found.p_value) == (0.0, 1.0)
+    assert math.isnan(found.effect_size)
+    assert found.verdict() == "no evidence of a difference"
 
 
 @pytest.mark.finding("M14")
 def test_no_winner_with_fewer_than_ten_pairs() -> None:
-    huge = compare_pairs([90.0] * (MIN_PAIRS - 1), [10.0] * (MIN_PAIRS - 1))
+    high = [90.0 + i / 10 for i in range(MIN_PAIRS)]
+    huge = compare_pairs(high[1:], [10.0] * (MIN_PAIRS - 1))
     assert huge.p_value < 0.05
     assert huge.interval.excludes(0.0)
     assert huge.winner() is None
     assert huge.verdict() == "inconclusive: under 10 pairs"
-    assert compare_pairs([90.0] * MIN_PAIRS, [10.0] * MIN_PAIRS).winner() == "a"
+    assert compare_pairs(high, [10.0] * MIN_PAIRS).winner() == "a"
 
 
 @pytest.mark.finding("M14")
@@ -262,7 +279,7 @@ def test_swapping_the_arms_mirrors_the_comparison(
     one = compare_pairs(a, b, name_a="x", name_b="y", resamples=200)
     other = compare_pairs(b, a, name_a="y", name_b="x", resamples=200)
     assert one.difference == -other.difference
-    assert one.p_value == other.p_value
+    assert one.p_value == pytest.approx(other.p_value, rel=0, abs=0, nan_ok=True)
     assert (one.wins, one.ties, one.losses) == (other.losses, other.ties, other.wins)
     assert one.wins + one.ties + one.losses == len(pairs)
     assert one.winner() == other.winner()
@@ -279,6 +296,9 @@ def test_holm_known_values() -> None:
     assert holm_adjusted([0.03]) == [0.03]
     assert holm_adjusted([]) == []
     assert holm_adjusted([0.9, 0.8]) == [1.0, 1.0]
+    withheld, other = holm_adjusted([math.nan, 0.01])
+    assert math.isnan(withheld)
+    assert other == 0.02
 
 
 @settings(deadline=None)

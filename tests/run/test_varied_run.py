@@ -17,7 +17,12 @@ from esper.run.experiment import Experiment
 from esper.run.rollout import play_round
 from esper.show.console import lines
 from esper.show.read import open_run
-from esper.telemetry.event import AgentValidated, ContextDrawn, RoundCompleted
+from esper.telemetry.event import (
+    AgentValidated,
+    ContextDrawn,
+    RoundCompleted,
+    RunStarted,
+)
 from tests.env.test_varied import SHORT
 from tests.run.run_helpers import (
     Does,
@@ -117,6 +122,19 @@ def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
     (words,) = lines(of_kind(seen, RoundCompleted)[-1], view, "")
     assert "not a number" not in words
     assert not view.has_baseline
+    assert view.score == summary.score
+
+
+def test_networks_that_are_drawn_are_trained_and_not_called_simulated(
+    tmp_path: Path,
+) -> None:
+    seen = Recorder()
+    Experiment(config("none"), tmp_path / "r", callbacks=[seen]).run()
+    (begun,) = of_kind(seen, RunStarted)
+    assert begun.tier is not None
+    view = open_run(tmp_path / "r").view
+    assert not any("simulated" in line for line in lines(begun, view, ""))
+    assert not view.own_loop
 
 
 def test_a_rule_and_an_agent_play_the_same_contexts(tmp_path: Path) -> None:

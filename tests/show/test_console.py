@@ -17,6 +17,7 @@ from esper.telemetry.event import (
     Event,
     GovernorRollback,
     RunResumed,
+    ScoreDefined,
     StepsNotCaptured,
 )
 from tests.telemetry.sample_events import completed, cut, epoch, started, updated
@@ -192,11 +193,30 @@ def test_a_validation_says_which_agent_is_kept() -> None:
         printed(AgentValidated(10, 1.0, 5)),
     )
     assert better == [
-        "  agent of round 5: return +1.250 on validation hosts, the best so far"
+        "  agent of round 5: discounted return +1.250 on validation hosts, the best so far"
     ]
     assert worse == [
-        "  agent of round 10: return +1.000 on validation hosts, that of round 5 is kept"
+        "  agent of round 10: discounted return +1.000 on validation hosts, that of round 5 is kept"
     ]
+
+
+def test_scores_with_a_price_are_in_pp_and_those_without_are_accuracies() -> None:
+    priced = ScoreDefined("return", "pp", 1.0, priced=True, of_reward=10.0)
+    learning = completed(1, test_accuracy=None, alone_test_accuracy=None)
+    validation = AgentValidated(5, 1.25, 5, {"none": 1.0})
+    first, second, third = printed(priced, learning, completed(2), validation)
+    assert "validation accuracy: grown 81.0 %" in first
+    assert "test return: grown 81.0 pp" in second
+    assert "discounted return +12.50 pp on validation hosts" in third
+    assert "none +10.00 pp" in third
+
+
+def test_the_header_of_hosts_that_differ_names_no_size_of_one_of_them() -> None:
+    text = "\n".join(printed(started(task="varied")))
+    assert "at most 30 epochs each" in text
+    assert "hosts differ in size, slots r0c0, r0c1" in text
+    assert "6,418" not in text
+    assert "simulated" not in text
 
 
 def test_an_anomaly_is_a_warning_with_advice() -> None:

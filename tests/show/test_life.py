@@ -11,7 +11,12 @@ import pytest
 from esper.show.life import best_life, lanes_chart, save_life
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.telemetry.event import EpisodeCompleted, GovernorRollback, StageChanged
+from esper.telemetry.event import (
+    ContextDrawn,
+    EpisodeCompleted,
+    GovernorRollback,
+    StageChanged,
+)
 from tests.show.page_helpers import html_of, viewed
 from tests.show.test_charts import drawn
 from tests.telemetry.sample_events import epoch, started
@@ -56,6 +61,14 @@ def test_a_run_without_a_complete_host_has_no_life(grown: Path, copy: Copy) -> N
     run = open_run(folder)
     assert best_life(run.view) is None
     assert "The best of" not in report_html([run])
+
+
+def test_no_host_is_the_best_one_where_hosts_differ(grown: Path) -> None:
+    """The host with the easiest data would be drawn."""
+    view = open_run(grown).view
+    assert best_life(view) is not None
+    view.handle(ContextDrawn(0, 0, "digits", 4, 100, 8, 1.0, 0.0, "adamw", 0.06))
+    assert best_life(view) is None
 
 
 def change(at: int, before: str, after: str) -> StageChanged:

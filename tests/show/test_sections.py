@@ -13,6 +13,7 @@ from esper.show.charts import Chart, Intervals, Table
 from esper.show.page import answer
 from esper.show.read import Run, open_run
 from esper.show.sections import (
+    MAX_HOSTS,
     accuracy,
     agent,
     blueprints,
@@ -28,6 +29,7 @@ from esper.show.sections import (
 from esper.show.view import REST
 from esper.telemetry.event import (
     ActionTaken,
+    AgentValidated,
     AnomalyDetected,
     BaselineMeasured,
     Comparison,
@@ -40,9 +42,10 @@ from esper.telemetry.event import (
     RunCompleted,
     RunResumed,
     ScoreDefined,
+    StageChanged,
 )
 from tests.show.page_helpers import viewed
-from tests.telemetry.sample_events import EPISODE, completed, epoch, started
+from tests.telemetry.sample_events import EPISODE, completed, epoch, started, updated
 
 
 def table(blocks: list[Any], title: str) -> Table:
@@ -100,6 +103,25 @@ def test_the_answer_of_a_run_without_seeds_or_without_a_comparison() -> None:
     assert words.startswith("Nothing was compared yet; after round 3 of 10")
     assert "test accuracy of 85.00 %" in words
     assert "alone 83.50 %" in words
+
+
+def test_the_answer_says_whether_learning_helped() -> None:
+    for said, words in (
+        ("ppo is better by 2 (1 to 3)", "Learning made the agent better: +2.00 pp"),
+        ("no evidence of a difference", "Whether learning helped is open: +2.00 pp"),
+    ):
+        itself = against("untrained", 2.0, 0.04, said)
+        assert f". {words}" in answer(viewed(ended(NONE, itself)))
+    worse = against("untrained", -2.0, 0.04, "untrained is better by 2 (1 to 3)")
+    assert "Learning made the agent worse: -2.00" in answer(viewed(ended(NONE, worse)))
+    assert "earning" not in answer(viewed(ended(NONE)))
+
+
+def test_the_answer_has_no_p_where_all_pairs_are_the_same() -> None:
+    same = against("none", 12.5, math.nan, "no verdict: the same in all 16 pairs")
+    words = answer(viewed(started(), ended(same)))
+    assert words.startswith("Whether growth helps is open: ")
+    assert "+12.50 pp (no verdict: the same in all 16 pairs)" in words
 
 
 def test_the_verdict_has_intervals_and_never_a_p_value_of_zero() -> None:
@@ -177,10 +199,77 @@ def test_hosts_that_kept_nothing_have_no_row(grown: Path) -> None:
     last = run.of(EpisodeCompleted)[-1]
     run.view.handle(dataclasses.replace(last, env=7, fossils={}))
     rows = table(accuracy(run.view), "Hosts that kept a seed").rows
-    assert [row[0] for row in rows] == ["round 1, host 1", "round 1, host 0"]
+    assert [row[0] for row in rows] == ["round 1, host 0", "round 1, host 1"]
     size = last.host_parameters + last.fossil_parameters
     assert rows[0][1] == f"{size:,}"
     assert rows[0][-1] == "r0c0 conv_light"
+
+
+def test_hosts_are_listed_by_round_and_the_table_says_when_it_is_cut() -> None:
+    view = viewed()
+    for episode in range(2):
+        for env in reversed(range(MAX_HOSTS)):
+            view.handle(
+                dataclasses.replace(
+                    EPISODE, env=env, episode=episode, fossils={"r0c0": "norm"}
+                )
+            )
+    found = table(accuracy(view), "Hosts that kept a seed")
+    assert len(found.rows) == MAX_HOSTS
+    assert [row[0] for row in found.rows[:2]] == ["round 2, host 0", "round 2, host 1"]
+    assert found.words.endswith("100 of 200 hosts are shown.")
+
+
+def test_a_seed_that_is_kept_at_once_has_no_contribution_by_then() -> None:
+    planted = StageChanged(
+        0, 0, 0, "r0c0", "widen_x4", "DORMANT", "FOSSILIZED", "germinate"
+    )
+    rows = table(blueprints(viewed(planted)), "Seeds by blueprint, all rounds").rows
+    assert [row[-2] for row in rows] == ["kept at once", "kept at once"]
+
+
+PRICED = ScoreDefined("return", "pp", 1.0, priced=True, of_reward=10.0)
+
+
+def test_a_price_is_taken_off_test_scores_only() -> None:
+    """What is measured while hosts train is accuracy, in per cent, and is called so."""
+    view = viewed(started(), PRICED, epoch(0, 1))
+    view.handle(completed(1, test_accuracy=None, alone_test_accuracy=None))
+    found = charts(accuracy(view))
+    assert found["accuracy by epoch"].y_label == "validation accuracy, %"
+    assert found["accuracy by round"].y_label == "validation accuracy, %"
+    assert "validation accuracy of 81.00 %" in answer(view)
+    view.handle(completed(2))
+    chart = charts(accuracy(view))["return by round"]
+    assert chart.y_label == "test return, pp"
+    assert "cannot be compared" in chart.words
+    assert "test return of 81.00 pp" in answer(view)
+
+
+def test_discounted_returns_are_in_pp_where_rewards_are_a_score() -> None:
+    view = viewed(started(), completed(1), updated())
+    plain = charts(agent(view))["discounted return"]
+    assert (list(plain.lines[0].y), plain.y_label) == ([0.5], "discounted return")
+    assert "cannot be compared" not in plain.words
+    view.handle(PRICED)
+    priced = charts(agent(view))["discounted return"]
+    assert (list(priced.lines[0].y), priced.y_label) == ([5.0], "discounted return, pp")
+    assert "cannot be compared" in priced.words
+
+
+def test_an_agent_that_is_never_validated_has_a_line_instead_of_a_curve() -> None:
+    view = viewed(started(), completed(1), updated())
+    assert any("ppo.validate_every" in str(block) for block in agent(view))
+    view.handle(AgentValidated(1, 1.25, 1))
+    assert not any("ppo.validate_every" in str(block) for block in agent(view))
+
+
+def test_curves_are_of_the_same_hosts_when_short_episodes_end() -> None:
+    """Host 1 has 72 % when it ends after epoch 1, host 0 has 70 % in every epoch."""
+    view = viewed(epoch(0, 1), epoch(1, 1), epoch(0, 2), epoch(0, 3))
+    (grown, *_) = charts(accuracy(view))["accuracy by epoch"].lines
+    assert list(grown.y) == [71.0, 71.0, 71.0]
+    assert list(grown.high) == [72.0, 72.0, 72.0]
 
 
 def test_blueprints_that_were_never_kept_are_only_in_the_sum(grown: Path) -> None:
@@ -232,9 +321,9 @@ def test_updates_of_the_agent_are_drawn_by_round(learned: Path) -> None:
         assert list(line.y) == [getattr(update, field) for update in updates]
     names = {line.name for line in found["Entropy of each head"].lines}
     assert names == set(updates[-1].head_entropies)
-    (returns,) = found["return"].lines
+    (returns,) = found["discounted return"].lines
     assert list(returns.y) == [e.mean_return for e in view.of(RoundCompleted)]
-    assert "return on validation hosts" in found
+    assert "discounted return on validation hosts" in found
     assert agent(viewed(started())) == []
 
 
