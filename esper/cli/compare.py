@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ARM = "An arm, see above; give two or more."
 ARMS = {
     "none": "leaves hosts alone",
+    "advisor": "widens all layers before training, if that is worth its price",
     "random, heuristic, plateau, need, schedule": "built-in rules",
     "schedule:FILE.toml": "plays the actions of a file",
     "path.py:function": "a controller of yours",

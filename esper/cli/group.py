@@ -16,7 +16,7 @@ from esper.run.interrupt import interrupts_end
 from esper.telemetry.text import print_anywhere
 
 COMMANDS = {
-    "demo": "See in two minutes what Esper does: a trained agent grows hosts beside the same hosts left alone.",
+    "demo": "See in two minutes what Esper does: the advisor sizes hosts beside the same hosts left alone.",
     "run": "Grow hosts with a controller, and compare them with the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
     "eval": "Evaluate a trained agent on held-out hosts, of its own or another task or width.",

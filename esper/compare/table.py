@@ -22,6 +22,9 @@ from esper.show.console import TerminalConsole
 from esper.telemetry.text import count, p_value
 
 TABLE = "table.txt"
+MIN_NAME = 9
+MAX_NAME = 36
+"""Width of the column of arms, in characters."""
 NONE = "-"
 """What is shown for a number that does not exist."""
 DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
@@ -236,9 +239,9 @@ def _effects(result: MetricResult) -> Table:
 
 
 def _table(*headings: str) -> Table:
-    """Returns a table with arms in the first column; only their names may wrap."""
+    """Returns a table with arms in the first column; only their names may wrap, if they are very long."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold", min_width=9, max_width=20)
+    table.add_column("arm", overflow="fold", max_width=MAX_NAME)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
     return table
@@ -247,6 +250,9 @@ def _table(*headings: str) -> Table:
 def _print(console: Console, table: Table) -> None:
     """Prints a table; if the console is too narrow for its columns, each arm with a line for each of its values."""
     unlimited = console.options.update(max_width=1000)
+    names = table.columns[0]
+    longest = max(len(str(cell)) for cell in names.cells)
+    names.min_width = min(max(longest, MIN_NAME), MAX_NAME)  # no name is broken to make room for numbers
     if Measurement.get(console, unlimited, table).minimum <= console.width:
         console.print(table)
         return

@@ -69,6 +69,16 @@ def test_verdicts_follow_the_direction_of_each_metric(tmp_path: Path) -> None:
     assert "Rollbacks: 0.00 for every host" in text
 
 
+def test_the_name_of_a_rule_is_in_one_piece(tmp_path: Path) -> None:
+    name = "PlantsOneAfterTheOtherAndKeepsIt"
+    text = printed(outcome(tmp_path, {"base": 0.0, name: 2.0}, metrics=METRICS[:1]))
+    lines = text.splitlines()
+    assert sum(line.startswith(name) for line in lines) >= 3
+    assert not any(
+        line.strip() and line.strip() in name for line in lines if line != name
+    )
+
+
 def test_numbers_that_do_not_exist_are_dashes(tmp_path: Path) -> None:
     """Of arms whose hosts are all the same, and that are said to be."""
     hosts = {"none": [host(64.6, 0)] * 12, "grown": [host(77.1, 0)] * 12}

@@ -90,7 +90,7 @@ def test_the_picture_of_a_round_under_way() -> None:
     assert "host 7 r0c0 seed training r0c1 seed kept" in shown
     assert "5,230 images/s, 41.5 epochs/s" in shown
     for figure in (
-        "1.500 return",
+        "1.500 discounted return",
         "2.500 entropy",
         "0.012 KL",
         "0.080 clip fraction",
