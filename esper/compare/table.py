@@ -26,7 +26,7 @@ MIN_NAME = 9
 MAX_NAME = 36
 """Width of the column of arms, in characters."""
 NONE = "-"
-"""What is shown for a number that does not exist."""
+"""Shown for a number that does not exist."""
 DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
 
 

@@ -148,6 +148,11 @@ class Table:
 Block = Chart | Intervals | SlotLanes | Table
 
 
+def note(words: str) -> Table:
+    """Returns a line of text."""
+    return Table("", (), (), words)
+
+
 @contextmanager
 def chart_style() -> Iterator[None]:
     """Applies the style to matplotlib figures made and saved inside the context, or in a decorated function.

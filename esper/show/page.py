@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from esper.agents.spec import ALONE, UNTRAINED
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.show.charts import Block, Chart, Intervals, Line, Picture, SlotLanes, Table, interval_chart, line_chart
+from esper.show.charts import Block, Chart, Intervals, Line, Picture, SlotLanes, Table, interval_chart, line_chart, note
 from esper.show.console import size
 from esper.show.life import HostLife, best_life, lanes_chart, life_chart
 from esper.show.read import Run, Runs, is_comparison, open_runs, saved_tables
-from esper.show.sections import capital, note, sections
+from esper.show.sections import capital, sections
 from esper.show.view import RunView
 from esper.telemetry import event as events
 from esper.telemetry.score import ACCURACY, ScoreUnit

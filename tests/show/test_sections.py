@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from esper.show.charts import Chart, Intervals, Table
+from esper.show.learning import agent
 from esper.show.page import answer
 from esper.show.read import Run, open_run
 from esper.show.sections import (
     MAX_HOSTS,
     accuracy,
-    agent,
     blueprints,
     contributions,
     gradients,
@@ -232,7 +232,7 @@ PRICED = ScoreDefined("return", "pp", 1.0, priced=True, of_reward=10.0)
 
 
 def test_a_price_is_taken_off_test_scores_only() -> None:
-    """What is measured while hosts train is accuracy, in per cent, and is called so."""
+    """Measurements during training are accuracies, in per cent."""
     view = viewed(started(), PRICED, epoch(0, 1))
     view.handle(completed(1, test_accuracy=None, alone_test_accuracy=None))
     found = charts(accuracy(view))

@@ -17,6 +17,7 @@ TESTED_ELSEWHERE = {
     "env/drawn_hosts.py": "hosts of contexts: tests/env/test_varied.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "grower/passes.py": "through loops: tests/grower/test_sites.py, tests/grower/test_merging.py",
+    "show/learning.py": "with the other sections: tests/show/test_sections.py",
     "run/trainer.py": "through whole runs: tests/run/test_experiment.py, tests/run/test_resume.py",
     "telemetry/anomaly.py": "by updates of an agent: tests/agents/ppo/test_anomaly.py",
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",
