@@ -31,6 +31,13 @@ def test_help_does_not_import_torch() -> None:
     assert "compare" in found.stdout
 
 
+def test_help_names_the_advisor_where_it_plays(esper: Esper) -> None:
+    (demo,) = [line for line in esper("-h").out.splitlines() if " demo " in line]
+    assert "the advisor" in demo
+    arms, _ = esper("compare", "-h").out.split("Options:")
+    assert "\n  advisor " in arms
+
+
 @pytest.mark.parametrize(
     ("command", "options"),
     [

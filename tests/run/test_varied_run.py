@@ -125,6 +125,14 @@ def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
     assert view.score == summary.score
 
 
+def test_the_size_of_hosts_left_alone_is_the_mean_over_all_rounds(
+    tmp_path: Path,
+) -> None:
+    summary = Experiment(config("none"), tmp_path / "r").run()
+    assert summary.fossils == 0
+    assert summary.host_parameters == round(summary.grown_parameters)
+
+
 def test_networks_that_are_drawn_are_trained_and_not_called_simulated(
     tmp_path: Path,
 ) -> None:
