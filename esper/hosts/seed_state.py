@@ -116,8 +116,9 @@ def add_seed(
         between = Between(tuple(saved["between"]))
     layout = Layout(saved["topology"], tuple(saved.get("order", ())))
     place = place_of(network, saved["name"], int(saved["channels"]), layout, between)
-    with torch.device(next(network.parameters()).device):
-        seed = seed_of(blueprint, STYLES[saved["style"]].operator, place, saved.get("leading"))
+    seed = seed_of(blueprint, STYLES[saved["style"]].operator, place, saved.get("leading"))
+    like = next(p for p in network.parameters() if p.is_floating_point())
+    seed.to(like.device, like.dtype)
     hook = SeedHook(saved["name"])
     hook.recipe = {key: value for key, value in saved.items() if key not in ("path", "name", "alpha")}
     register(network, path, hook)
