@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -63,6 +63,16 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
 
 
+def has_recipes(state: Mapping[str, Tensor]) -> bool:
+    """Whether a ``state`` is that of a network that grew when it was saved, or had kept seeds."""
+    return any(map(_is_recipe, state))
+
+
+def _is_recipe(key: str) -> bool:
+    *path, last = key.split(".")
+    return last == RECIPE and CONTAINER in path
+
+
 def take_seeds(
     network: nn.Module,
     state: MutableMapping[str, Tensor],
@@ -72,15 +82,17 @@ def take_seeds(
     """Gives ``network`` the seeds that a ``state`` of :func:`add_seeds` has, in place of its own.
 
     Their weights are loaded with the rest of the state. If seeds are not to be made, they are taken out of the state. A
-    state without recipes stays as it is. Raises ConfigError if a blueprint is not registered.
+    state with seeds and without recipes is for a network that has these. Raises ConfigError if a blueprint is not
+    registered.
     """
+    others = any(CONTAINER in key.split(".") for key in state)
     beginnings = []
     recipes = []
     for key in list(state):
-        if key.endswith(f".{RECIPE}"):
+        if _is_recipe(key):
             beginnings.append(key.removesuffix(RECIPE))
             recipes.append(json.loads(bytes(state.pop(key).tolist())))
-    if not recipes:
+    if not recipes and others:
         return
     if not make:
         for key in list(state):
@@ -145,9 +157,14 @@ def note_seeds(network: nn.Module) -> None:
         seeds = [recipe_in(model, hook) for _, _, hook in hooks_of(model) if hook.seed is not None]
         shapes = _note_widths(model, config) | _shapes_of_adapters(model)
         if seeds or shapes:
-            config.quantization_config = {"needs": NEEDS, "seeds": seeds, "shapes": shapes}
+            config.quantization_config = note_of(seeds, shapes)
         elif old is not None:
             del config.quantization_config
+
+
+def note_of(seeds: list[dict[str, Any]], shapes: dict[str, list[int]]) -> dict[str, Any]:
+    """Returns the quantization config that says how to make ``seeds``, and the ``shapes`` of wider tensors, by name."""
+    return {"needs": NEEDS, "seeds": seeds, "shapes": shapes}
 
 
 def _note_widths(model: nn.Module, config: Any) -> dict[str, list[int]]:

@@ -1,8 +1,10 @@
-"""Loading of grown models of transformers that ``save_pretrained`` has saved."""
+"""Loading of grown models of transformers, from ``save_pretrained`` or from a checkpoint of a Trainer."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,27 +12,67 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils import CONFIG_NAME
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from esper.config import ConfigError
-from esper.hosts.seed_state import add_seed, is_note, note_seeds
+from esper.files.atomic import write_json
+from esper.hosts.seed_hook import hooks_of
+from esper.hosts.seed_state import add_seed, is_note, note_of, note_seeds, take_seeds
 from esper.hosts.widen import resize
 
 METHOD = "esper"
+FILE = "grower.pt"
+"""File of growth in a checkpoint of a Trainer, beside the model without its seeds."""
 
 
 def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
     """Loads a grown model, as ``model_class.from_pretrained(source, **options)`` loads one that has not grown.
 
-    The class has to be that of the saved model: parts of it have other keys. Raises ConfigError if nothing has grown
-    in the saved model, or if a blueprint of its seeds is not registered in this program.
+    ``source`` may be a checkpoint of a Trainer with :class:`GrowthTrainerCallback`: the model has the seeds that were
+    on when it was saved, and grows no further. The class has to be that of the saved model: parts of it have other
+    keys. Raises ConfigError if nothing has grown in the saved model, or if a blueprint of its seeds is not registered
+    in this program.
     """
     config = AutoConfig.from_pretrained(source)
     note: Any = getattr(config, "quantization_config", None)
-    if not is_note(note):
+    file = Path(source) / FILE
+    growing = _growing_seeds(file) if file.is_file() else None
+    if is_note(note):
+        config.quantization_config = {**note, "quant_method": METHOD}
+    elif growing is None:
         raise ConfigError(f"nothing has grown in {source}: load it by {model_class.__name__}.from_pretrained")
-    config.quantization_config = {**note, "quant_method": METHOD}
-    return model_class.from_pretrained(source, config=config, **options)
+    model = model_class.from_pretrained(source, config=config, **options)
+    if growing is not None:
+        take_seeds(model, growing, make=True)
+        model.load_state_dict(growing, strict=False)
+        for _, _, hook in hooks_of(model):
+            if hook.seed is not None:
+                hook.seed.to(model.dtype)
+        note_seeds(model)
+    return model
+
+
+def _growing_seeds(file: Path) -> dict[str, Any]:
+    """Returns the state of all seeds that were on in a checkpoint. Raises ConfigError if its ``file`` has none."""
+    saved: dict[str, Any] = torch.load(file, map_location="cpu")
+    if "seeds" not in saved:
+        raise ConfigError(
+            f"{file.parent} is a checkpoint of a growing model, of an earlier version, whose seeds cannot be loaded by "
+            "themselves: continue it by train(resume_from_checkpoint=...), then save the model by save_pretrained"
+        )
+    seeds: dict[str, Any] = saved["seeds"]
+    return seeds
+
+
+def note_growing(checkpoint: Path) -> None:
+    """Lets transformers refuse the model of a ``checkpoint`` with seeds, which it would load without them."""
+    file = checkpoint / CONFIG_NAME
+    if not file.is_file():
+        return  # the model is none of transformers
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config.setdefault("quantization_config", note_of([], {}))
+    write_json(file, config)
 
 
 @register_quantization_config(METHOD)

@@ -16,15 +16,17 @@ from esper.grower.merging import refuse_merges
 from esper.grower.report import GrowthStep
 from esper.grower.stepping import unwrapped
 from esper.hosts.find import Sites
-
-FILE = "grower.pt"  # in each checkpoint
+from esper.hosts.seed_state import add_seeds
+from esper.integrations.pretrained import FILE, note_growing
 
 
 class GrowthTrainerCallback(TrainerCallback):
     """Grows a model while ``Trainer.train`` trains it: one :meth:`Grower.step` after each evaluation.
 
-    When training ends, kept seeds become submodules of the model. Checkpoints hold the growth in ``grower.pt``, and
-    ``train(resume_from_checkpoint=...)`` with a new model and the same arguments grows on to the same bits.
+    With ``eval_on_start=True`` the controller decides before the first epoch, too, which is better for models that are
+    not trained. When training ends, kept seeds become submodules of the model. Checkpoints hold the growth in
+    ``grower.pt``, and ``train(resume_from_checkpoint=...)`` with a new model and the same arguments grows on to the
+    same bits. :func:`esper.integrations.pretrained.from_pretrained` loads a checkpoint with the seeds that were on.
 
     Args:
         sites: paths of submodules, as in :func:`esper.graft`, in the model.
@@ -34,8 +36,8 @@ class GrowthTrainerCallback(TrainerCallback):
         merge: whether kept seeds become a part of the layers when training ends, where they can.
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
 
-    ``growth/...`` of each evaluation is in the ``log_history`` of the Trainer's state, see
-    :meth:`GrowthSummary.scalars`; reporters that the Trainer calls after this callback get it with the next log.
+    ``growth/...`` are logged with the metrics of each evaluation, see :meth:`GrowthSummary.scalars`, for reporters that
+    the Trainer calls after this callback; the ``log_history`` of its state has them after training, too.
     """
 
     def __init__(
@@ -57,7 +59,6 @@ class GrowthTrainerCallback(TrainerCallback):
         self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []  # since the start of training
-        self._scalars: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         """Makes the Grower. Raises ConfigError if it cannot work here, or the checkpoint lacks the growth."""
@@ -77,7 +78,7 @@ class GrowthTrainerCallback(TrainerCallback):
             **self.options,
         )
         self.steps = []
-        self._step = state.global_step
+        self._step = state.global_step if state.global_step else -1  # of the last decision
         self._optimizer = unwrapped(has["optimizer"])
         if state.global_step:
             folder = self.checkpoint or f"{args.output_dir}/checkpoint-{state.global_step}"
@@ -90,27 +91,42 @@ class GrowthTrainerCallback(TrainerCallback):
         # The Trainer loads the optimizer before there is a Grower, so it may only save the host's part of it.
         self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **has: Any) -> None:
+        """Grows when the metrics of an evaluation are logged, so that they are logged with those of growth."""
+        if logs and any(name.startswith("eval_") for name in logs) and self._grow(state, has["eval_dataloader"]):
+            scalars = self._scalars()
+            logs.update(scalars)
+            state.log_history[-1].update(scalars)
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
+        """Grows after an evaluation that has logged nothing."""
+        if self._grow(state, has["eval_dataloader"]):
+            self._add_row(state)
+
+    def _grow(self, state: Any, batches: Any) -> bool:
+        """Lets the controller decide, once at a step of the Trainer; returns whether it has."""
+
         def evaluate(model: nn.Module) -> Tensor:
             model.eval()
-            scores = [self.score(model, batch) for batch in has["eval_dataloader"]]
+            scores = [self.score(model, batch) for batch in batches]
             return torch.cat(scores).float()
 
         grower = self.grower
-        if grower is None or grower.epoch >= grower.horizon:
-            return
-        if state.global_step != self._step:
-            self._step = state.global_step
+        if grower is None or grower.epoch >= grower.horizon or state.global_step == self._step:
+            return False
+        self._step = state.global_step
+        if state.global_step:
             self.steps.append(grower.step(evaluate))
-            self._log(state, grower.summary().scalars())
+        else:
+            self.steps.append(grower.start(evaluate))
+        return True
 
-    def _log(self, state: Any, scalars: dict[str, float]) -> None:
-        state.log_history.append({"epoch": state.epoch, "step": state.global_step, **scalars})
-        self._scalars = scalars
+    def _scalars(self) -> dict[str, float]:
+        assert self.grower is not None
+        return self.grower.summary().scalars()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_has: Any) -> None:
-        if logs is not None:
-            logs.update(self._scalars)
+    def _add_row(self, state: Any) -> None:
+        state.log_history.append({"epoch": state.epoch, "step": state.global_step, **self._scalars()})
 
     def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is None:
@@ -118,13 +134,18 @@ class GrowthTrainerCallback(TrainerCallback):
         self._hook.remove()
         saved = {"grower": self.grower.state_dict(), "optimizer": self._optimizer.state_dict()}
         self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
-        torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
+        seeds: dict[str, Tensor] = {}
+        add_seeds(self.grower.model, seeds)
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        torch.save({**saved, "seeds": seeds}, folder / FILE)
+        if len(seeds) > 1:  # one entry says that there may be seeds
+            note_growing(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is not None:
             self._hook.remove()
             self.grower.finish(self.merge)
-            self._log(state, self.grower.summary().scalars())
+            self._add_row(state)
 
 
 def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:

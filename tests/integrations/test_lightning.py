@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.grower.loops import (
 )
 
 pl = pytest.importorskip("lightning.pytorch")
-from esper.integrations.lightning import GrowthCallback  # noqa: E402
+from esper.integrations.lightning import GrowthCallback, load_from_checkpoint  # noqa: E402
 
 EPOCHS = 14
 
@@ -114,7 +115,7 @@ def test_a_trainer_grows_the_same_as_a_plain_loop(tmp_path: Path) -> None:
         config=LENIENT,
         scheduler=scheduler,
     )
-    steps = []
+    steps = [grower.start(scores)]
     for _ in range(EPOCHS):
         model.train()
         for rows in torch.arange(len(X)).split(BATCH):
@@ -163,7 +164,9 @@ def test_a_checkpoint_continues_to_the_same_bits(
         path=tmp_path / f"epoch={epoch}.ckpt",
         at_the_end=at_the_end,
     )
-    assert rest.steps == whole.steps[epoch + 1 :]
+    assert rest.steps == whole.steps[epoch + 2 :], (
+        "the first decision came before the first epoch"
+    )
     assert same(weights(module), weights(again))
 
 
@@ -195,6 +198,14 @@ def test_averages_of_weights_are_refused_before_training_and_go_on_after_growth(
     )
     later.fit(module, data(), data())
     assert len(list(hooks_of(module))) == seeds
+
+
+def test_a_controller_first_decides_after_the_first_epoch_if_it_is_not_to_start(
+    tmp_path: Path,
+) -> None:
+    callback = growth(start=False)
+    fit(tmp_path, callback, max_epochs=2)
+    assert [step.epoch for step in callback.steps] == [1, 2]
 
 
 def test_impossible_arguments_are_refused_before_training(tmp_path: Path) -> None:
@@ -280,6 +291,72 @@ def test_loggers_get_the_numbers_of_growth_and_seeds_merge_at_the_end(
     module, _ = fit(tmp_path, callback, Called(), max_epochs=4, logger=numbers)
     assert module.net.body[0].out_features == 18
     of_growth = [one for one in numbers.seen if "growth/kept" in one]
-    assert len(of_growth) == 5, "after each validation, and at the end"
+    assert len(of_growth) == 6, "before training, with each validation, and at the end"
     assert of_growth[-1]["growth/units/net.body.0"] == 18
     assert "net.body.0: 12 -> 18 units" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_checkpoint_is_loaded_without_a_trainer_with_its_seeds_and_widths(
+    tmp_path: Path, merge: bool
+) -> None:
+    seen: dict[str, Tensor] = {}
+
+    class Sees(pl.Callback):  # type: ignore[misc]
+        def on_save_checkpoint(
+            self, trainer: Any, pl_module: Any, _checkpoint: Any
+        ) -> None:
+            with torch.no_grad():
+                seen[f"epoch={trainer.current_epoch}.ckpt"] = copy.deepcopy(
+                    pl_module.net
+                ).eval()(X)
+
+    wider = script({0: plant("r2c0", "widen_half"), 1: plant("r0c1")})
+    callback = GrowthCallback(
+        {"r2c0": "net.body.0 -> net.body.2", "r0c1": "net.body.2"},
+        lambda module, batch: module(batch[0]).argmax(1) == batch[1],
+        merge=merge,
+        controller=wider,
+        config={"env": {"gates": {"trial_standard_errors": 1000.0}}},
+    )
+    module, trainer = fit(
+        tmp_path, callback, Called(), beside=(Sees(),), at_the_end=False
+    )
+    assert module.net.body[0].out_features == (18 if merge else 12)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    with torch.no_grad():
+        seen["end.ckpt"] = module.net.eval()(X)
+    for name in ("epoch=0.ckpt", f"epoch={EPOCHS - 1}.ckpt", "end.ckpt"):
+        loaded = load_from_checkpoint(Called, tmp_path / name)
+        assert type(loaded) is Called
+        with torch.no_grad():
+            assert torch.equal(loaded.net.eval()(X), seen[name]), name
+        trainer.validate(module, data(), ckpt_path=tmp_path / name, verbose=False)
+        with torch.no_grad():
+            assert torch.equal(module.net.eval()(X), seen[name]), name
+
+
+def test_a_checkpoint_without_growth_is_refused(tmp_path: Path) -> None:
+    trainer = pl.Trainer(
+        max_epochs=1,
+        logger=False,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Module(), data())
+    trainer.save_checkpoint(tmp_path / "alone.ckpt")
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"nothing has grown in .* load it by Module.load_from_checkpoint",
+    ):
+        load_from_checkpoint(Module, tmp_path / "alone.ckpt")
+
+
+def test_growth_is_logged_in_the_row_of_its_validation(tmp_path: Path) -> None:
+    logger = pl.loggers.CSVLogger(tmp_path)
+    fit(tmp_path, growth(), max_epochs=3, logger=logger)
+    with open(Path(logger.log_dir) / "metrics.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["growth/score"]]
+    assert [row["epoch"] for row in rows] == ["0", "0", "1", "2", "3"]
+    assert [bool(row["accuracy"]) for row in rows] == [False, True, True, True, False]

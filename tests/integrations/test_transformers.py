@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from tests.grower.loops import (
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from esper.integrations.transformers import FILE, GrowthTrainerCallback  # noqa: E402
+from esper.integrations.pretrained import FILE, from_pretrained  # noqa: E402
+from esper.integrations.transformers import GrowthTrainerCallback  # noqa: E402
 
 EPOCHS = 14
 STEPS = len(X) // BATCH
@@ -75,18 +77,22 @@ def train(
     folder: Path,
     callback: GrowthTrainerCallback,
     resume: Path | None = None,
+    model: Any = None,
+    rows: Any = None,
+    beside: tuple[Any, ...] = (),
     **options: Any,
 ) -> Any:
-    """Returns the Trainer after training."""
+    """Returns the Trainer after training; ``beside`` are more callbacks."""
+    rows = rows or Rows()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
-        logging_strategy="no",
-        per_device_train_batch_size=BATCH,
-        learning_rate=0.01,
         **{
+            "logging_strategy": "no",
+            "per_device_train_batch_size": BATCH,
+            "learning_rate": 0.01,
             "num_train_epochs": EPOCHS,
             "eval_strategy": "epoch",
             "save_strategy": "epoch",
@@ -94,11 +100,11 @@ def train(
         },
     )
     trainer = transformers.Trainer(
-        Classifier(),
+        model or Classifier(),
         arguments,
-        train_dataset=Rows(),
-        eval_dataset=Rows(),
-        callbacks=[callback],
+        train_dataset=rows,
+        eval_dataset=rows,
+        callbacks=[callback, *beside],
     )
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer
@@ -177,5 +183,124 @@ def test_the_log_has_the_numbers_of_growth_and_seeds_merge_at_the_end(
     assert trainer.model.net.body[0].out_features == 18
     assert not any("grown_seeds." in name for name in trainer.model.state_dict())
     of_growth = [one for one in trainer.state.log_history if "growth/kept" in one]
-    assert len(of_growth) == 5, "after each evaluation, and at the end"
+    assert [one["epoch"] for one in of_growth] == [1, 2, 3, 4, 4]
+    assert ["eval_loss" in one for one in of_growth] == [True] * 4 + [False], (
+        "once with each evaluation, and at the end"
+    )
     assert of_growth[-1]["growth/units/net.body.0"] == 18
+
+
+class Reporter(transformers.TrainerCallback):  # type: ignore[misc]
+    """Keeps the logs that reporters after the growth get."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, float]] = []
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, **_has: Any
+    ) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_a_reporter_gets_growth_with_its_evaluation_and_never_with_losses(
+    tmp_path: Path,
+) -> None:
+    callback = growth()
+    reporter = Reporter()
+    options = {
+        "num_train_epochs": 3,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }
+    train(tmp_path, callback, beside=(reporter,), **options)
+    of_growth = [logs for logs in reporter.logs if "growth/score" in logs]
+    assert [logs["epoch"] for logs in of_growth] == [1, 2, 3]
+    assert all("eval_loss" in logs for logs in of_growth)
+
+
+def test_an_evaluation_on_start_lets_the_controller_decide_before_the_first_epoch(
+    tmp_path: Path,
+) -> None:
+    whole = growth()
+    trained = train(tmp_path, whole, eval_on_start=True)
+    assert [step.epoch for step in whole.steps] == list(range(EPOCHS + 1))
+    rest = growth()
+    again = train(
+        tmp_path, rest, tmp_path / f"checkpoint-{5 * STEPS}", eval_on_start=True
+    )
+    assert rest.steps == whole.steps[6:]
+    assert same(weights(again.model), weights(trained.model))
+
+
+def bert() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+class Tokens(Dataset[Any]):
+    ids = torch.randint(3, 50, (32, 6), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[row], "labels": self.ids[row, 0] % 2}
+
+
+def test_a_checkpoint_of_a_growing_model_is_loaded_with_its_seeds_and_never_without(
+    tmp_path: Path,
+) -> None:
+    seen: dict[int, Tensor] = {}
+
+    class Sees(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **has: Any) -> None:
+            model = copy.deepcopy(has["model"]).eval()
+            with torch.no_grad():
+                seen[state.global_step] = model(Tokens.ids).logits
+
+    widen = (
+        "bert.encoder.layer.0.intermediate.dense -> bert.encoder.layer.0.output.dense"
+    )
+    callback = GrowthTrainerCallback(
+        {"r2c0": widen, "r0c0": "bert.encoder.layer.0"},
+        lambda model, batch: model(**batch).logits.argmax(1) == batch["labels"],
+        controller=script({1: plant("r2c0", "widen_half"), 2: plant("r0c0")}),
+        topology="transformer",
+        config={"env": {"gates": {"trial_standard_errors": 1000.0}}},
+    )
+    arguments = {"num_train_epochs": 4, "per_device_train_batch_size": 16}
+    train(
+        tmp_path, callback, model=bert(), rows=Tokens(), beside=(Sees(),), **arguments
+    )
+    kind = transformers.BertForSequenceClassification
+    for step in (2, 4, 8):
+        folder = tmp_path / f"checkpoint-{step}"
+        loaded = from_pretrained(kind, folder).eval()
+        assert type(loaded) is kind
+        assert torch.equal(loaded(Tokens.ids).logits, seen[step])
+    assert kind.from_pretrained(tmp_path / "checkpoint-2"), "no seed is on yet"
+    with pytest.raises(ValueError, match="quant"):
+        kind.from_pretrained(tmp_path / "checkpoint-8")
+    loaded.save_pretrained(tmp_path / "again")
+    again = from_pretrained(kind, tmp_path / "again").eval()
+    assert torch.equal(again(Tokens.ids).logits, seen[8])
+    half = from_pretrained(kind, tmp_path / "checkpoint-8", dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+def test_a_checkpoint_of_an_earlier_version_is_to_be_continued(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path)
+    torch.save({"grower": {}, "optimizer": {}}, tmp_path / FILE)
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"checkpoint of a growing model.*resume_from_checkpoint",
+    ):
+        from_pretrained(transformers.BertForSequenceClassification, tmp_path)
