@@ -52,7 +52,8 @@ def load_from_checkpoint(
 
     module: Any = Growing.load_from_checkpoint(path, **options)
     module.__class__ = module_class
-    return module
+    loaded: Module = module
+    return loaded
 
 
 class GrowthCallback(Callback):
