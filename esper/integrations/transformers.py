@@ -93,18 +93,18 @@ class GrowthTrainerCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **has: Any) -> None:
         """Grows when the metrics of an evaluation are logged, so that they are logged with those of growth."""
-        if logs and any(name.startswith("eval_") for name in logs) and self._grow(state, has["eval_dataloader"]):
-            scalars = self._scalars()
+        if logs and any(name.startswith("eval_") for name in logs):
+            scalars = self._grow(state, has["eval_dataloader"])
             logs.update(scalars)
             state.log_history[-1].update(scalars)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         """Grows after an evaluation that has logged nothing."""
-        if self._grow(state, has["eval_dataloader"]):
-            self._add_row(state)
+        if scalars := self._grow(state, has["eval_dataloader"]):
+            _add_row(state, scalars)
 
-    def _grow(self, state: Any, batches: Any) -> bool:
-        """Lets the controller decide, once at a step of the Trainer; returns whether it has."""
+    def _grow(self, state: Any, batches: Any) -> dict[str, float]:
+        """Lets the controller decide, once at a step of the Trainer; returns the numbers of growth if it has."""
 
         def evaluate(model: nn.Module) -> Tensor:
             model.eval()
@@ -113,20 +113,13 @@ class GrowthTrainerCallback(TrainerCallback):
 
         grower = self.grower
         if grower is None or grower.epoch >= grower.horizon or state.global_step == self._step:
-            return False
+            return {}
         self._step = state.global_step
         if state.global_step:
             self.steps.append(grower.step(evaluate))
         else:
             self.steps.append(grower.start(evaluate))
-        return True
-
-    def _scalars(self) -> dict[str, float]:
-        assert self.grower is not None
-        return self.grower.summary().scalars()
-
-    def _add_row(self, state: Any) -> None:
-        state.log_history.append({"epoch": state.epoch, "step": state.global_step, **self._scalars()})
+        return grower.summary().scalars()
 
     def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is None:
@@ -145,7 +138,11 @@ class GrowthTrainerCallback(TrainerCallback):
         if self.grower is not None:
             self._hook.remove()
             self.grower.finish(self.merge)
-            self._add_row(state)
+            _add_row(state, self.grower.summary().scalars())
+
+
+def _add_row(state: Any, scalars: dict[str, float]) -> None:
+    state.log_history.append({"epoch": state.epoch, "step": state.global_step, **scalars})
 
 
 def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
