@@ -160,6 +160,7 @@ OF_OTHERS = {
     "cli/launch.py": "a path in an argument",
     "compare/arms.py": "NAME:SECTION.KEY=VALUE, around the name of a controller",
     "files/system_info.py": "/proc/cpuinfo",
+    "telemetry/memory.py": "/proc/self/status",
     "training/execution/cores.py": "/proc/self/cgroup",
 }
 """Modules that split a text at a colon, and the text."""
