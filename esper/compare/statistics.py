@@ -55,7 +55,7 @@ class PairedComparison:
 
     ``difference_std`` is the sample standard deviation (n - 1), NaN for one pair; ``effect_size`` is ``difference /
     difference_std`` (Cohen's d_z), NaN without spread. ``p_value`` is the sign-flip test's. It is NaN if all pairs
-    differ by the same number: copies of one deterministic host are no sample, however many there are.
+    differ by the same number, which leaves no spread to judge it by.
     ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
     not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
 
@@ -92,10 +92,10 @@ class PairedComparison:
 
     @property
     def constant(self) -> str | None:
-        """The reason that there is no p, if all pairs differ by the same number; else None."""
+        """The reason that a comparison has no p: all its pairs differ by the same number; None if they do not."""
         if not math.isnan(self.p_value):
             return None
-        return f"the same in all {self.pairs} {self._unit}; copies of one deterministic host are no sample"
+        return f"the same in all {self.pairs} {self._unit}, so there is no spread to judge it by"
 
     @property
     def _unit(self) -> str:

@@ -46,8 +46,8 @@ def choose_blueprints(
     None, which are all that are ``known`` if that is None as well.
 
     Raises ConfigError listing the known names if one is unknown or given twice, or if the list is empty.
-    ``where`` names the topology or task in the message; ``misfit`` returns why a name that is not ``known`` is none of
-    them, or None if there is no such blueprint.
+    ``where`` names the topology or task in the message. ``misfit`` returns the reason that a blueprint is not on offer,
+    or None for a name that no blueprint has.
     """
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")

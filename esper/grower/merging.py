@@ -123,12 +123,17 @@ class OptimizerWatch:
     def obstacle(self, model: nn.Module, layers: Iterable[nn.Module]) -> str | None:
         """Returns the reason why the ``layers`` of ``model`` cannot change their shapes; None if they can."""
         names = {parameter: name for name, parameter in model.named_parameters()}
-        for parameter in nn.ModuleList(layers).parameters():
+        held = {parameter for group in self._own.param_groups for parameter in group["params"]}
+        parameters = list(nn.ModuleList(layers).parameters())
+        for parameter in parameters:
             holder = self.holder_of(parameter)
-            if holder is None:
-                continue
+            if holder is not None:
+                return f"{holder}, beside the Grower's optimizer, trains {names[parameter]} and keeps its shape"
+        for parameter in parameters:
             name = names[parameter]
-            return f"{holder}, beside the Grower's optimizer, trains {name} and keeps its shape"
+            of_seed = CONTAINER in name.split(".")  # that is kept at the layer
+            if parameter.requires_grad and parameter not in held and not of_seed:
+                return f"{name} is not in the Grower's optimizer, which trains the seed"
         return None
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
@@ -346,15 +351,12 @@ class LoopMerger:
     def _unfollowed(self, layers: Iterable[nn.Module]) -> str | None:
         """Returns the reason why the optimizer cannot go on with the parameters of ``layers``; None if it can."""
         names = {parameter: name for name, parameter in self.hooks.model.named_parameters()}
-        held = set(self.groups.host)
         for parameter in nn.ModuleList(layers).parameters():
             name = names[parameter]
             if CONTAINER in name.split("."):  # of a seed that is kept at the layer
                 continue
             if not parameter.requires_grad:
                 return f"{name} is frozen, and the seed is not"
-            if parameter not in held:
-                return f"{name} is not in the Grower's optimizer, so another one may train it"
             if not _averages_gradients(self.groups.optimizer, parameter):
                 kind = type(self.groups.optimizer).__name__
                 return f"what {kind} keeps of {name} is no average of its gradients"

@@ -17,7 +17,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from esper.config import ConfigError
 from esper.files.atomic import write_json
-from esper.hosts.seed_hook import hooks_of
 from esper.hosts.seed_state import add_seed, is_note, note_of, note_seeds, take_seeds
 from esper.hosts.widen import resize
 
@@ -46,9 +45,6 @@ def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
     if growing is not None:
         take_seeds(model, growing, make=True)
         model.load_state_dict(growing, strict=False)
-        for _, _, hook in hooks_of(model):
-            if hook.seed is not None:
-                hook.seed.to(model.dtype)
         note_seeds(model)
     return model
 
@@ -69,7 +65,7 @@ def note_growing(checkpoint: Path) -> None:
     """Lets transformers refuse the model of a ``checkpoint`` with seeds, which it would load without them."""
     file = checkpoint / CONFIG_NAME
     if not file.is_file():
-        return  # the model is none of transformers
+        return  # the model does not come from transformers
     config = json.loads(file.read_text(encoding="utf-8"))
     config.setdefault("quantization_config", note_of([], {}))
     write_json(file, config)

@@ -88,10 +88,11 @@ def test_the_result_is_one_line_of_plain_words() -> None:
 def test_copies_of_one_host_are_said_to_be_no_sample() -> None:
     (first, *_) = plain_words(alone(*[12.5] * 10), "planted")
     assert (
-        first == "In short, +12.50 pp on each of 10 hosts: copies of one are no sample."
+        first
+        == "In short, +12.50 pp on each of 10 hosts, with no spread to judge it by."
     )
     line = result_lines(alone(*[12.5] * 10))[3]
-    assert line.endswith("copies of one deterministic host are no sample")
+    assert line.endswith("so there is no spread to judge it by")
 
 
 @pytest.mark.parametrize(

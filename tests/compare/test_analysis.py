@@ -54,7 +54,7 @@ def test_copies_of_one_host_have_no_p_and_no_verdict() -> None:
     assert math.isnan(shifted.adjusted_p)
     assert noisy.adjusted_p == 2 * 2 / 1024
     assert (shifted.conclusive, shifted.word) == (False, "no verdict")
-    same = "the same in all 10 pairs; copies of one deterministic host are no sample"
+    same = "the same in all 10 pairs, so there is no spread to judge it by"
     assert shifted.verdict == f"no verdict: {same}"
     assert shifted.line(ACCURACY).endswith(f"no verdict, {same}")
 
