@@ -36,7 +36,9 @@ def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
     config = AutoConfig.from_pretrained(source)
     note: Any = getattr(config, "quantization_config", None)
     file = Path(source) / FILE
-    growing = _growing_seeds(file) if file.is_file() else None
+    growing: dict[str, Any] | None = None
+    if file.is_file():
+        growing = torch.load(file, map_location="cpu")["seeds"]
     if is_note(note):
         config.quantization_config = {**note, "quant_method": METHOD}
     elif growing is None:
@@ -47,18 +49,6 @@ def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
         model.load_state_dict(growing, strict=False)
         note_seeds(model)
     return model
-
-
-def _growing_seeds(file: Path) -> dict[str, Any]:
-    """Returns the state of all seeds that were on in a checkpoint. Raises ConfigError if its ``file`` has none."""
-    saved: dict[str, Any] = torch.load(file, map_location="cpu")
-    if "seeds" not in saved:
-        raise ConfigError(
-            f"{file.parent} is a checkpoint of a growing model, of an earlier version, whose seeds cannot be loaded by "
-            "themselves: continue it by train(resume_from_checkpoint=...), then save the model by save_pretrained"
-        )
-    seeds: dict[str, Any] = saved["seeds"]
-    return seeds
 
 
 def note_growing(checkpoint: Path) -> None:

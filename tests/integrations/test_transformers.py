@@ -294,13 +294,3 @@ def test_a_checkpoint_of_a_growing_model_is_loaded_with_its_seeds_and_never_with
     assert torch.equal(again(Tokens.ids).logits, seen[8])
     half = from_pretrained(kind, tmp_path / "checkpoint-8", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-
-
-def test_a_checkpoint_of_an_earlier_version_is_to_be_continued(tmp_path: Path) -> None:
-    bert().save_pretrained(tmp_path)
-    torch.save({"grower": {}, "optimizer": {}}, tmp_path / FILE)
-    with pytest.raises(
-        esper.ConfigError,
-        match=r"checkpoint of a growing model.*resume_from_checkpoint",
-    ):
-        from_pretrained(transformers.BertForSequenceClassification, tmp_path)
