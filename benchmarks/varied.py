@@ -47,7 +47,7 @@ CURVES = (
     *("best_accuracy", "epochs_since_best", "merge_gain"),
     *("committed_accuracy", "committed_loss", "all_off_accuracy", "all_off_loss"),
 )
-"""How the names of entries begin that are measured while a host trains."""
+"""Beginnings of the names of entries that are measured while a host trains."""
 SIZES = ("size", "size_share", "flops_share", "epochs_left")
 """Other names of entries that tell contexts apart before the first epoch."""
 

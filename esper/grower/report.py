@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.core.blueprints.source import units_with, width_at
-from esper.core.site import Site
 from esper.core.stage import SeedStage
+from esper.core.units import units_in
 from esper.grower.record import LoopRecord
 from esper.telemetry.event import ActionTaken, GovernorRollback, StageChanged
 from esper.training.metrics import HOST, GradientSummary
@@ -338,16 +337,6 @@ def _slot(env: LoopEnv, s: int, removed: str) -> SlotReport:
         merges=int(slots.merges[at]),
         stays="" if seed is None else seed.stays,
     )
-
-
-def units_in(site: Site) -> tuple[int, int] | None:
-    """Returns the units of a layer before and after the widening that is planted at its site; None without one."""
-    if site.planted is None:
-        return None
-    after = units_with(site.planted.blueprint.name, site.place)
-    if after is None:
-        return None
-    return width_at(site.place), after
 
 
 def _known(value: float, points: float) -> float | None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from esper.config import Durations
 from esper.core.action import TEMPOS
-from esper.core.blueprints.source import Extensible, width_at
+from esper.core.units import LayerUnits, layer_units
 from esper.env.reporting import standing_of
 from esper.grower.env import LoopEnv
-from esper.grower.report import units_in
 from esper.telemetry import html
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import TriedSeed
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
 ONLY_A_SECOND_TRAINING = (
     "Whether the model is better than the same model trained alone, only a second training tells: esper.grow makes it."
 )
-
-
-@dataclass(frozen=True)
-class LayerUnits:
-    """A layer that can get more units."""
-
-    name: str
-    """Its path in the model."""
-    before: int
-    after: int
-    """Its units, or channels of a convolution, or heads of attention."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class GrowthSummary:
             yield f"  {self.reason}"
         for layer in self.layers:
             if layer.after != layer.before:
-                yield f"  {layer.name}: {layer.before:,} -> {layer.after:,} units"
+                yield f"  {layer}"
         for seed in self.tried:
             yield f"  {seed.words(self.unit)}"
         if not self.tried:
@@ -202,21 +190,11 @@ def _layers(env: LoopEnv) -> Iterator[LayerUnits]:
     first = dict(zip(slots, widths, strict=True))
     for name, site in env.backend.hooks.sites.items():
         path = env.backend.hooks.paths[name]
-        place = site.place
-        if path.source is None or not place.layers:
+        if path.source is None:
             continue
-        is_pair = path.source != path.sink
-        if not is_pair and not isinstance(place.layers[0], Extensible):
-            continue  # a LoRA adds no units
-        now = width_at(place)
-        grown = units_in(site)
-        if site.fossil and grown is not None:
-            now = grown[1]
-        yield LayerUnits(
-            name=path.source,
-            before=first[name],
-            after=now,
-        )
+        layer = layer_units(site, path.source, path.sink, first[name])
+        if layer is not None:
+            yield layer
 
 
 def _too_short(env: LoopEnv) -> str:

@@ -17,6 +17,7 @@ from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
+from esper.core.units import LayerUnits, layer_units
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.reporting import standing_of
@@ -25,7 +26,9 @@ from esper.files import checkpoint
 from esper.files.atomic import given_path
 from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
+from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
+from esper.hosts.sources import SitePath
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
 from esper.run.rollout import one_thread
@@ -213,7 +216,10 @@ def _result(
     measured = evaluate(training, training.task.test, [committed_configuration(training)])
     accuracy = float(measured.accuracy[0])
     score = training.task.score_shown
-    tried = _tried(view, env, config)
+    host = training.host
+    paths = host.paths if isinstance(host, GraftedHost) else {}
+    tried = _tried(view, env, config, paths)
+    rollout = experiment.trainer.agent.rollout
     alone: float | None = None
     if summary is not None and summary.comparisons:
         alone = score.of(summary.comparison.mean_b)
@@ -237,7 +243,23 @@ def _result(
         resolution=100 / float(training.task.counts.sum()),
         score=score,
         life=_life(view, config),
+        layers=_layers(env, paths),
+        reason="".join(getattr(rollout.controller, "reasons", [])),
     )
+
+
+def _layers(env: GrowthVectorEnv, paths: Mapping[str, str]) -> tuple[LayerUnits, ...]:
+    """Returns the layers that can be widened in slots between two modules, whose ``paths`` are known by slot."""
+    first = dict(zip(env.action_spec.slots, env.choices.widths.tolist(), strict=True))
+    found = []
+    for name, before in first.items():
+        path = SitePath.parse(paths[name]) if name in paths else SitePath("")
+        if path.source is None:
+            continue
+        layer = layer_units(env.training[0].site_by_name[name], path.source, path.sink, before)
+        if layer is not None:
+            found.append(layer)
+    return tuple(found)
 
 
 def _life(view: RunView, config: ResolvedConfig) -> HostLife | None:
@@ -269,12 +291,16 @@ def _tried(
     view: RunView,
     env: GrowthVectorEnv,
     config: TrainingConfig,
+    paths: Mapping[str, str],
 ) -> tuple[TriedSeed, ...]:
-    """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
+    """Returns the seeds that were planted, with their paths; those that are still there with what keeps them from
+    passing on."""
     life = view.lives.get((0, 0), Life(0, 0))  # empty after a full disk
     for slot, reason in standing_of(env, config.run.controller).items():
         if slot in life.present:  # a germination may be missing in the log, such as after a full disk
             life.present[slot].standing = reason
+    for seed in life.seeds:
+        seed.path = paths.get(seed.slot, "")
     return tuple(life.seeds)
 
 

@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.core.units import LayerUnits
 from esper.hosts.grown import GrownHost
 from esper.show.charts import PAPER
 from esper.show.life import HostLife, life_chart
@@ -62,6 +63,10 @@ class Grown:
     """Display format of the score."""
     life: HostLife | None = None
     """Its life, for a chart; None if it was interrupted."""
+    layers: tuple[LayerUnits, ...] = ()
+    """Layers that can be widened and have names, in the order of slots, with their units before and after."""
+    reason: str = ""
+    """The expectation of an advisor, in words."""
 
     def _repr_html_(self) -> str:
         shown = html.lines(repr(self))
@@ -80,6 +85,9 @@ class Grown:
         lines = [self._outcome()]
         if self.interrupted:
             lines.append(f"  {self._interruption()}")
+        if self.reason:
+            lines.append(f"  {self.reason}")
+        lines += [f"  {layer}" for layer in self.layers if layer.after != layer.before]
         lines += [f"  {seed.words(self.score)}" for seed in self.tried]
         if any(seed.contribution is not None for seed in self.tried):
             lines.append(f"  {MEANING}")
@@ -98,7 +106,8 @@ class Grown:
         added = self.parameters - self.host_parameters
         kept = "no seed"
         if self.seeds:
-            kept = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds.items())
+            places = {seed.slot: seed.path or seed.slot for seed in self.tried}
+            kept = ", ".join(f"{blueprint} in {places.get(slot, slot)}" for slot, blueprint in self.seeds.items())
         score = self.score.value(self._points(self.accuracy))
         if self.score != ACCURACY:
             score = f"{self.score.name} {score}"

@@ -52,11 +52,14 @@ class TriedSeed:
     """Accuracy with it at its target alpha minus accuracy without it, before it was blended in; None if unknown."""
     units: tuple[int, int] | None = None
     """Units of its layer before and with it, if it is a widening and they are known."""
+    path: str = ""
+    """Where the slot lies in the network, by names of its modules; empty if they are not known."""
 
     @property
     def name(self) -> str:
-        """Its blueprint and its slot, and of a widening the units."""
-        words = f"{self.blueprint} in {self.slot}"
+        """Its blueprint and its place, and of a widening the units."""
+        place = f"{self.path} ({self.slot})" if self.path else self.slot
+        words = f"{self.blueprint} in {place}"
         if self.units is not None:
             before, after = self.units
             words += f", {before:,} -> {after:,} units"

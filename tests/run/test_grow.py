@@ -220,13 +220,13 @@ def test_a_log_with_gaps_costs_nothing_of_the_result() -> None:
     with rig(1, 8) as world:
         world.do("GERMINATE", "r0c0", "norm")
         planted = world.of_kind(StageChanged)
-        assert _tried(RunView(), world.env, world.env.config) == ()
+        assert _tried(RunView(), world.env, world.env.config, {}) == ()
         world.do("PRUNE", "r0c0")
         assert not world.env.state.slots.living[0].any()
         view = RunView()
         for event in planted:
             view.handle(event)
-        (seed,) = _tried(view, world.env, world.env.config)
+        (seed,) = _tried(view, world.env, world.env.config, {})
         assert (seed.slot, seed.kept, seed.standing) == ("r0c0", False, "")
 
 
@@ -248,5 +248,17 @@ def test_an_advisor_decides_where_layers_can_be_wider_at_a_price() -> None:
         )
         assert grown.controller == "advisor"
         seeds[price] = grown.seeds
+        assert grown.reason.startswith("the advisor expects ")
+        (layer,) = grown.layers
+        assert layer.name == "0"
+        if price:
+            assert layer.after == layer.before
+            continue
+        # A text names layers.
+        text = " ".join(repr(grown).split())
+        assert f"0: {layer.before} -> {layer.after} units" in text
+        assert layer.after == grown.network.get_submodule("host.model.0").out_channels
+        assert "in 0 -> 4 (r2c0): planted and kept at epoch 0" in text
+        assert grown.reason in text
     assert seeds[1e6] == {}
     assert set(seeds[0.0]) == {"r2c0"}

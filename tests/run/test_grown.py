@@ -92,7 +92,7 @@ def test_a_seed_that_was_not_kept_is_explained(schedule: Callable[[str], str]) -
     text = told(grown)
     assert "kept no seed" in text
     assert (
-        "conv_light in r0c0: planted at epoch 0, in HOLDING at the end: gate G5 was open"
+        "conv_light in 3 (r0c0): planted at epoch 0, in HOLDING at the end: gate G5 was open"
         in text
     )
     assert "pp against" in text
