@@ -20,6 +20,7 @@ The public API; each name is imported when it is first used, so that ``import es
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    drawn = random.getstate()
+    module = importlib.import_module(_HOMES[name])
+    random.setstate(drawn)  # rich draws when it is imported
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

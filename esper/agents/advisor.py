@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.core.arrays import Floats
-from esper.ops.torch_state import training_state
+from esper.ops.torch_state import kept_generators, training_state
 
 ENTRIES = 17
 """Number of entries of a plan, see :meth:`HostFacts.plans`."""
@@ -201,6 +201,7 @@ def shipped() -> Advisor:
     from safetensors.torch import load_file
 
     weights = load_file(WEIGHTS)
-    advisor = Advisor(len(weights["mean"]))
+    with kept_generators():  # from which the caller's training may draw
+        advisor = Advisor(len(weights["mean"]))
     advisor.load_state_dict(weights)
     return advisor.eval()

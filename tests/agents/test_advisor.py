@@ -105,6 +105,17 @@ def test_fitting_leaves_the_random_numbers_of_the_caller() -> None:
     assert torch.equal(torch.rand(3), wanted)
 
 
+def test_loading_the_advisor_leaves_the_random_numbers_of_the_caller() -> None:
+    import torch
+
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    shipped.cache_clear()
+    shipped()
+    assert torch.equal(torch.rand(3), wanted)
+
+
 def test_the_advisor_that_comes_with_esper_widens_a_tiny_host_at_a_low_price_only() -> (
     None
 ):

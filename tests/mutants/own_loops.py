@@ -14,6 +14,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_checks.py::test_a_model_that_would_notice_its_seeds_gets_none",
         ),
         Fault(
+            "loading the advisor draws from the caller's generator",
+            "esper/agents/advisor.py",
+            "    with kept_generators():  # from which the caller's training may draw\n",
+            "    if True:\n",
+            "tests/agents/test_advisor.py::test_loading_the_advisor_leaves_the_random_numbers_of_the_caller",
+        ),
+        Fault(
             "seeds are made in inference mode",
             "esper/ops/torch_state.py",
             "    with torch.inference_mode(False), torch.no_grad():\n",

@@ -15,7 +15,8 @@ from tests.tooling.test_imports import closure
 
 def test_importing_esper_imports_nothing_heavy() -> None:
     script = (
-        "import sys, esper\n"
+        "import random, sys, esper\n"
+        "before = random.getstate()\n"
         "assert 'Experiment' in dir(esper)\n"
         "heavy = ('torch', 'gymnasium', 'numpy', 'scipy', 'sklearn', 'pydantic', 'rich', 'click')\n"
         "print([name for name in heavy if name in sys.modules])\n"
@@ -23,11 +24,13 @@ def test_importing_esper_imports_nothing_heavy() -> None:
         "print([name for name in heavy[:5] if name in sys.modules])\n"
         "esper.Experiment\n"
         "print('torch' in sys.modules, 'gymnasium' in sys.modules)\n"
+        "esper.grow\n"
+        "print('rich' in sys.modules, random.getstate() == before)\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert found.stdout.splitlines() == ["[]", "[]", "True True"]
+    assert found.stdout.splitlines() == ["[]", "[]", "True True", "True True"]
 
 
 def test_a_grower_loads_what_it_says_and_no_more() -> None:
