@@ -55,7 +55,7 @@ class PassHook:
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        if self._copied or is_transformed():
+        if self._copied or is_transformed() or is_traced():
             return
         self._begin()
         self._reached.clear()
@@ -102,7 +102,7 @@ class PassHook:
             self._loaded()
 
     def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
-        if self._copied or is_transformed():
+        if self._copied or is_transformed() or is_traced():
             return
         self._inside = False
         self.after_pass()
@@ -123,10 +123,15 @@ class PassHook:
         self.last = None
 
 
+def is_traced() -> bool:
+    """Whether the present pass is traced or exported: its tensors have no numbers, or sizes that are tensors."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing or torch.compiler.is_exporting()
+
+
 def require_untraced(name: str) -> None:
     """Raises ConfigError if the present pass is traced: it would hold the seed as it is now, as constants."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if tracing or torch.compiler.is_exporting():
+    if is_traced():
         raise ConfigError(
             f"the model is traced or exported while the seed in slot {name} grows: take copy.deepcopy(model), of which "
             "seeds that are on are a part, or what grower.finish() returns"

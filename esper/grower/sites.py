@@ -18,7 +18,7 @@ from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.grower.gradients import with_graph
-from esper.grower.passes import PassHook, first_parameter_of, require_untraced
+from esper.grower.passes import PassHook, first_parameter_of, is_traced, require_untraced
 from esper.hosts.between import Between, place_of
 from esper.hosts.container import hold, release
 from esper.hosts.example import cloned, is_transformed, kept_attributes, kept_state, outputs_for
@@ -262,10 +262,12 @@ class SiteHooks:
         transformed = is_transformed()
         if transformed:
             self.passes.transformed.add(name)
-        if hook.in_average or transformed:  # seeds act in passes of torch.func, and do not learn
+        if hook.in_average or transformed or is_traced():  # seeds act there, and do not learn
             site = self.sites.get(name)
             if site is None or site.seed is None or not isinstance(h, Tensor):
                 return output
+            if site.incubating and self.model.training and not hook.in_average:
+                require_untraced(name)
             at = Features(h, hook.source(h))
             return with_features(output, self._blended(site, at, watched=False))
         if isinstance(h, Tensor) and not h.is_nested and not h.numel():

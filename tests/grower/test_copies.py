@@ -25,6 +25,7 @@ from tests.grower.loops import (
     Y,
     net,
     plain,
+    same,
     scores,
     script,
     weights,
@@ -278,10 +279,24 @@ def test_a_growing_model_is_not_exported_and_its_copy_is(name: str) -> None:
     assert loop.run().grower.kept
 
 
-def test_a_vacant_model_is_traced_as_it_is() -> None:
-    loop = Loop(controller=script({})).run(2)
-    model = loop.model.eval()
-    torch.testing.assert_close(torch.jit.trace(model, X)(X), model(X))
+@pytest.mark.parametrize(
+    ("name", "epochs", "training"),
+    [("trace", 0, False), ("trace", 1, True), ("export", 1, True)],
+)
+def test_a_vacant_model_is_traced_as_it_is_and_grows_on(
+    name: str, epochs: int, training: bool
+) -> None:
+    alone = Loop(epochs=11).run()
+    loop = Loop(epochs=11).run(epochs)
+    model = loop.model.train(training)
+    buffers = copy.deepcopy(dict(model.named_buffers()))
+    traced = EXPORTERS[name](model)
+    if not training:
+        torch.testing.assert_close(traced(X), model(X))
+    for key, value in model.named_buffers():
+        value.copy_(buffers[key])  # a trace in training mode updates them
+    loop.run()
+    assert same(weights(loop.grower.finish()), weights(alone.grower.finish()))
 
 
 def test_a_script_of_seeds_is_refused_with_what_works() -> None:

@@ -42,6 +42,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_copies.py::test_a_growing_model_is_not_exported_and_its_copy_is",
         ),
         Fault(
+            "a trace of a vacant model leaves its tensors in the Grower",
+            "esper/grower/sites.py",
+            "        if hook.in_average or transformed or is_traced():  # seeds act there, and do not learn\n",
+            "        if hook.in_average or transformed:\n",
+            "tests/grower/test_copies.py::test_a_vacant_model_is_traced_as_it_is_and_grows_on",
+        ),
+        Fault(
             "torch says what it cannot script in seeds",
             "esper/hosts/container.py",
             "        raise ConfigError(NOT_SCRIPTED)\n",
