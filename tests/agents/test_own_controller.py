@@ -19,7 +19,6 @@ import esper
 from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.heuristic import HeuristicController
 from esper.agents.make import controller_for
-from esper.compare.arms import read_arms
 from esper.compare.comparison import compare_controllers
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import confirmed
@@ -170,17 +169,6 @@ def test_comparisons_play_them_beside_others(file: str) -> None:
         compare_controllers(PLANTED, twice)
     named = compare_controllers(PLANTED, dict(zip("ab", twice, strict=True)), pairs=3)
     assert [arm.controller for arm in named] == ["a", "b"]
-
-
-def test_an_arm_in_a_run_folder_does_not_load_code(tmp_path: Path) -> None:
-    (tmp_path / "env.json").write_text("{}")
-    (tmp_path / "config.toml").write_text(
-        '[run]\ncontroller = "mine.py:make_controller"\n'
-    )
-    with pytest.raises(
-        ConfigError, match=r"names the controller .* --arm mine\.py:make_controller"
-    ):
-        read_arms(["none", f"mine={tmp_path / 'config.toml'}"], {})
 
 
 def test_a_grower_takes_them(file: str) -> None:

@@ -21,6 +21,7 @@ from esper.data.task import DataOptions, Task
 from esper.env.make import EnvMaker
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World
 from tests.data.data_files import write_fashion_mnist
+from tests.selection import slow_except
 
 
 def script(*entries: dict[str, Any]) -> ScriptedController:
@@ -141,8 +142,11 @@ def task_of(name: str, folder: Path) -> Task | None:
     return replace(preset, source=write_fashion_mnist(folder)).load(DataOptions(folder))
 
 
+TASKS = [file.stem for file in sorted(SCHEDULES.glob("*.toml"))]
+
+
 @pytest.mark.parametrize(
-    "task", [file.stem for file in sorted(SCHEDULES.glob("*.toml"))]
+    "task", slow_except([name for name in TASKS if name != "mnist5k"], TASKS)
 )
 def test_a_schedule_that_comes_with_a_task_fits_its_hosts(
     task: str, tmp_path: Path

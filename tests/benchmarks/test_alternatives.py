@@ -33,7 +33,6 @@ from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
-from tests.run.rank_helpers import ranks_of
 
 SCHEDULE = """
 [[action]]
@@ -157,20 +156,6 @@ def test_a_ceiling_has_a_first_training_of_its_own(tmp_path: Path) -> None:
     text = r"bigger-trained has a first training, too: set task\.start to trained"
     with pytest.raises(ConfigError, match=text):
         play(tmp_path, "bigger-trained", base={"env": {"n_envs": 2}})
-
-
-@pytest.mark.slow
-def test_two_ranks_find_what_one_process_does(tmp_path: Path) -> None:
-    def played(folder: Path, **given: Any) -> dict[str, list[HostResult]]:
-        folder.mkdir()
-        task = {"start": "trained", "samples_per_epoch": 128, "data": str(folder)}
-        env = {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1}
-        base = {"task": task, "env": env}
-        return play(folder, "net2net", "distilled", "none", base=base, **given).hosts
-
-    with ranks_of(2) as ranks:
-        spread = played(tmp_path / "two", ranks=ranks)
-    assert played(tmp_path / "one") == spread
 
 
 def test_a_name_is_registered_once() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankLost
 from tests.cli.child import start
 from tests.cli.conftest import Esper
-from tests.run.run_helpers import learning, play, same_run, tiny
+from tests.run.run_helpers import play, same_run, tiny
 
 TINY = ("run", "--config", "run.toml", "--out", "r")
 LONG = 400
@@ -345,55 +343,6 @@ def test_a_restart_by_torchrun_that_would_hang_is_refused(
 
 
 @pytest.mark.slow
-def test_several_processes_play_hosts_that_are_drawn_as_one_does(
-    tmp_path: Path,
-) -> None:
-    drawn = {
-        "run": {"rounds": 2, "evaluation_pairs": 3},
-        "task": {"name": "varied"},
-        "env": {"n_envs": 3},
-    }
-    config = TrainingConfig.parse(drawn)
-    play(config, tmp_path / "alone")
-    (tmp_path / "c.toml").write_text(config.to_toml())
-    child = start(
-        *("run", "--config", "c.toml", "--out", "r", "--processes", "2"),
-        folder=tmp_path,
-    )
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err
-    same_run(tmp_path / "alone", tmp_path / "r")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["esper", "torchrun"])
-def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
-    play(tiny(rounds=2, seed=7), tmp_path / "alone")
-    config_file(tmp_path, 2)
-    if by == "esper":
-        child = start(*TINY, "--processes", "2", folder=tmp_path)
-        out, err = child.communicate(timeout=300)
-    else:
-        run = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "esper",
-        ]
-        child = subprocess.Popen(
-            [*run, *TINY], cwd=tmp_path, stdout=-1, stderr=-1, text=True
-        )
-        out, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err
-    assert out.count("round 2/2") == 1  # rank 0 speaks
-    same_run(tmp_path / "alone", tmp_path / "r")
-
-
-@pytest.mark.slow
 def test_a_wrong_option_is_reported_once_in_spite_of_restarts(tmp_path: Path) -> None:
     config_file(tmp_path, 1)
     (tmp_path / "esper").mkdir()
@@ -467,29 +416,3 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(
     assert child.returncode == 0, err
     assert re.findall("Error", err) == []
     same_run(tmp_path / "alone", tmp_path / "r")
-
-
-@pytest.mark.slow
-def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(
-    tmp_path: Path,
-) -> None:
-    """There is one restart while agents learn, and the first attempt's training seeds are kept."""
-    (tmp_path / "base.toml").write_text(learning(rounds=1).to_toml())
-    arms = ("--arm", "ppo", "--arm", "random", "--pairs", "2", "--train-seeds", "2")
-    compare = ("compare", "--config", "base.toml", *arms)
-    alone = start(*compare, "--out", "alone", folder=tmp_path)
-    assert alone.wait(300) == 0
-    spread = ("--processes", "2", "--max-restarts", "1", "--out", "spread")
-    child = start(*compare, *spread, "--json", "found.json", folder=tmp_path)
-    while child.poll() is None and not (tmp_path / "spread" / "seed-8").exists():
-        time.sleep(0.05)
-    os.kill(ranks_below(child.pid)[1], signal.SIGKILL)
-    out, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err
-    assert "Waiting for other ranks" in out
-    one, two = (
-        json.loads((tmp_path / name).read_text())
-        for name in ("alone/results.json", "found.json")
-    )
-    del one["environment"], two["environment"]
-    assert one == two

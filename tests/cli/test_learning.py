@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -158,26 +157,6 @@ def test_a_folder_that_cannot_be_resumed_is_named(esper: Esper) -> None:
         assert found.code == 2
         assert found.err.startswith(f"Error: no checkpoint at {folder}")
     assert [path.name for path in Path().rglob("*")] == ["empty"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> None:
-    child = start(
-        "run", *SIMULATED, "--rounds", "5000", "--out", "mine", folder=tmp_path
-    )
-    until(child, "round 2/5000")
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert (
-        err.splitlines()[-1] == "Interrupted."
-    )  # before it, that a step is played to its end
-    lines = out.splitlines()
-    assert "Nothing was compared: the agent is still learning." in lines
-    assert "  esper run --resume mine" in lines
-    done = checkpoint.read(tmp_path / "mine")["round"]
-    assert re.search(rf"^{done} rounds in \d+ s; run folder: mine$", out, re.MULTILINE)
-    assert not list((tmp_path / "mine").glob("*.part"))
 
 
 @pytest.mark.slow

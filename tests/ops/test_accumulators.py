@@ -166,29 +166,6 @@ def test_a_block_of_another_dtype_or_shape_is_refused() -> None:
             operator(block, 0, 0, stats)
 
 
-@pytest.mark.slow
-def test_opcheck() -> None:
-    accumulators = Accumulators(2, 1, 9)
-    stats = torch.arange(5, dtype=torch.float64)
-    torch.library.opcheck(
-        torch.ops.esper.accumulate_.default, (accumulators.block.clone(), 1, 0, stats)
-    )
-    logits, targets = sample(4, 10)
-    for correct in (None, accumulators.correct.clone()):
-        arguments = (
-            logits,
-            targets,
-            accumulators.block.clone(),
-            correct,
-            1,
-            0,
-            2,
-            -100,
-            0.0,
-        )
-        torch.library.opcheck(torch.ops.esper.cross_entropy_into.default, arguments)
-
-
 @pytest.mark.parametrize("copied", COPIES)
 def test_copies_read_what_is_added_to_them(
     copied: Callable[[Accumulators], Accumulators],

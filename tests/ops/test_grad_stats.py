@@ -343,26 +343,6 @@ def test_group_sizes_must_add_up() -> None:
         torch.ops.esper.grad_stats([torch.ones(3)], [2, -1], 1.0, 10.0)
 
 
-@pytest.mark.slow
-def test_opcheck() -> None:
-    gradients = [
-        gradient(3, 5),
-        gradient(40, seed=1, dtype=torch.bfloat16),
-        torch.empty(0),
-    ]
-    torch.library.opcheck(
-        torch.ops.esper.grad_stats.default, (gradients, [1, 2, 0], 1.0, 10.0)
-    )
-    outputs = {
-        "fields": torch.zeros(3, 13, dtype=torch.float64),
-        "norms": torch.zeros(3, dtype=torch.float64),
-        "scratch": torch.zeros(0, 6, dtype=torch.float64),
-    }
-    torch.library.opcheck(
-        torch.ops.esper.grad_stats.out, (gradients, [1, 2, 0], 1.0, 10.0), outputs
-    )
-
-
 def test_without_gradients_the_result_is_on_the_given_device() -> None:
     assert grad_stats([[None], []]).fields.device.type == "cpu"
     stats = grad_stats([[None], []], device="meta")

@@ -338,39 +338,3 @@ def test_wrong_arguments_of_backward_and_update() -> None:
         update(ONES.clone(), ONES.clone(), count, statistics, 1.5)
     with pytest.raises(RuntimeError, match="num_batches_tracked must be one int64"):
         update(ONES.clone(), ONES.clone(), count.float(), statistics, 0.1)
-
-
-@pytest.mark.parametrize("pool", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.slow
-def test_opcheck(pool: bool, dtype: torch.dtype) -> None:
-    c = case((2, 8, 6, 5), dtype)
-    x, weight, bias = (
-        c.x.requires_grad_(),
-        c.weight.requires_grad_(),
-        c.bias.requires_grad_(),
-    )
-    torch.library.opcheck(forward, (x, weight, bias, None, None, EPS, pool))
-    torch.library.opcheck(
-        forward, (x, weight, bias, torch.zeros(8), torch.ones(8), EPS, pool)
-    )
-    output, statistics, choice = (
-        t.detach() for t in forward(x, weight, bias, None, None, EPS, pool)
-    )
-    arguments = (
-        gradient_like(output),
-        x.detach(),
-        weight.detach(),
-        bias.detach(),
-        statistics,
-        choice,
-        True,
-        pool,
-    )
-    torch.library.opcheck(backward, arguments)
-    running = (torch.zeros(8), torch.ones(8), torch.zeros((), dtype=torch.int64))
-    for momentum in (0.1, None):
-        torch.library.opcheck(
-            torch.ops.esper.norm_relu_pool_update_.default,
-            (*running, statistics.detach(), momentum),
-        )

@@ -98,25 +98,3 @@ def test_gradients_of_any_layout() -> None:
         alone = sgd_arguments(params=[p], grads=[layout], momenta=[], momentum=0.0)
         torch.ops.esper.sgd_step_(*alone.values())
         torch.testing.assert_close(p, weight - 0.1 * layout)
-
-
-@pytest.mark.slow
-def test_opcheck() -> None:
-    params = [torch.randn(3, 4), torch.randn(5), torch.randn(0)]
-    same: dict[str, object] = {
-        "params": params,
-        "grads": [torch.randn_like(p) for p in params],
-        "group_of": [0, 1, 0],
-        "lr": [torch.tensor(0.1), torch.tensor(0.2, dtype=torch.float64)],
-        "weight_decay": [0.0, 0.1],
-        "coef": torch.tensor([0.5, 1.0], dtype=torch.float64),
-    }
-    zeros = [torch.zeros_like(p) for p in params]
-    counts = [torch.tensor(float(number)) for number in range(3)]
-    moments = {"exp_avgs": zeros, "exp_avg_sqs": zeros, "steps": counts}
-    for scale in (None, torch.tensor(2.0)):
-        sgd = sgd_arguments(**same, momenta=zeros, grad_scale=scale)
-        torch.library.opcheck(torch.ops.esper.sgd_step_.default, tuple(sgd.values()))
-        adamw = adamw_arguments(**same, **moments, grad_scale=scale)
-        operator = torch.ops.esper.adamw_step_.default
-        torch.library.opcheck(operator, tuple(adamw.values()))

@@ -445,38 +445,3 @@ def test_wrong_token_arguments(changes: dict[str, Tensor | int], message: str) -
 
 
 # --- what torch asks of an operator -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_opcheck() -> None:
-    images, table = dataset(6, 4, 4, 3)
-    indices = torch.arange(6)
-    for out in (
-        channels_last((4, 3, 4, 4)).zero_(),
-        channels_last((4, 3, 4, 4), torch.bfloat16).zero_(),
-    ):
-        given = (images, indices, table, None, 1, 2, 0, None, 2, True, out, None)
-        torch.library.opcheck(torch.ops.esper.stage_images.default, given)
-    targets_out = torch.zeros(4, dtype=torch.int64)
-    cursor = torch.tensor([3, 1])
-    full = (
-        images,
-        indices,
-        table,
-        torch.arange(6),
-        1,
-        2,
-        0,
-        cursor,
-        2,
-        True,
-        channels_last((4, 3, 4, 4)).zero_(),
-        targets_out,
-    )
-    torch.library.opcheck(torch.ops.esper.stage_images.default, full)
-    tokens = torch.arange(30).reshape(6, 5)
-    out = torch.zeros(2, 4, dtype=torch.int64)
-    torch.library.opcheck(
-        torch.ops.esper.stage_tokens.default,
-        (tokens, indices, 0, None, out, out.clone()),
-    )

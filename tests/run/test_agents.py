@@ -63,8 +63,8 @@ def test_an_agent_that_learns_nothing_is_level_with_itself_untrained(
     differences = {}
     for rate in (1e-30, 0.1):
         ppo = {"learning_rate": rate, "update_epochs": 8}
-        config = learning("planted", n_envs=8, ppo=ppo, evaluation_pairs=8)
-        config = config.with_values(env={"episode_length": 20})
+        config = learning("planted", rounds=2, ppo=ppo, evaluation_pairs=4)
+        config = config.with_values(env={"episode_length": 12})
         summary, _ = play(config, tmp_path / f"{rate}")
         (found,) = [c for c in summary.comparisons if c.pair.name_b == "untrained"]
         differences[rate] = found.pair.difference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.varied import VariedVectorEnv
 from esper.run.experiment import Experiment
 from esper.run.rollout import play_round
+from esper.run.telemetry import RunSummary
 from esper.show.console import lines
 from esper.show.read import open_run
 from esper.telemetry.event import (
@@ -28,6 +30,7 @@ from tests.run.run_helpers import (
     Does,
     Recorder,
     of_kind,
+    play,
     round_ends,
     same_run,
     stop,
@@ -35,9 +38,11 @@ from tests.run.run_helpers import (
 )
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.env.varied.LAW", SHORT)
+@pytest.fixture(autouse=True, scope="module")
+def short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.env.varied.LAW", SHORT)
+        yield
 
 
 def config(controller: str = "ppo", pairs: int = 4) -> TrainingConfig:
@@ -51,44 +56,60 @@ def config(controller: str = "ppo", pairs: int = 4) -> TrainingConfig:
     )
 
 
-def test_a_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    Experiment(config(), tmp_path / "whole").run()
+CLONING = config(pairs=0).with_values(ppo={"cloning_rounds": 1})
+
+
+@pytest.fixture(scope="module")
+def learned(
+    short: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunSummary, Recorder]:
+    """A run of the agent, which is never stopped."""
+    return play(config(), tmp_path_factory.mktemp("learned") / "r")
+
+
+@pytest.fixture(scope="module")
+def cloned(
+    short: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunSummary, Recorder]:
+    """A run in which the advisor acts in the first round."""
+    return play(CLONING, tmp_path_factory.mktemp("cloned") / "r")
+
+
+def test_a_run_ends_as_if_it_had_never_stopped(
+    learned: tuple[RunSummary, Recorder], tmp_path: Path
+) -> None:
     stops = Does(round_ends(1), lambda: experiment.stop())
     experiment = Experiment(config(), tmp_path / "cut", callbacks=[stops])
     assert experiment.run().interrupted
     Experiment.resume(tmp_path / "cut").run()
-    same_run(tmp_path / "cut", tmp_path / "whole")
+    same_run(tmp_path / "cut", learned[0].folder)
 
 
 def test_in_rounds_of_cloning_the_advisor_acts_on_hosts_that_all_differ(
-    tmp_path: Path,
+    cloned: tuple[RunSummary, Recorder],
 ) -> None:
-    cloning = config(pairs=0).with_values(ppo={"cloning_rounds": 1})
-    seen = Recorder()
-    Experiment(cloning, tmp_path / "r", callbacks=[seen]).run()
+    seen = cloned[1]
     drawn = of_kind(seen, ContextDrawn)
     assert len({(event.source, event.price) for event in drawn[:4]}) == 4
     assert len({(event.source, event.price) for event in drawn[4:8]}) == 1
     # The advisor with the same first hosts, which are drawn for the same seed.
-    with closing(VariedVectorEnv(cloning)) as env:
+    with closing(VariedVectorEnv(CLONING)) as env:
         env.configure(grouped=False)
         rule = AdvisedController(env.action_spec, env.layout, 4)
-        advised = play_round(env, rule, seed=cloning.run.seed)
+        advised = play_round(env, rule, seed=CLONING.run.seed)
     (first, _) = of_kind(seen, RoundCompleted)
     assert first.mean_return == pytest.approx(float(np.mean(advised.returns)))
 
 
 def test_a_run_that_stops_while_the_advisor_acts_goes_on_with_it(
-    tmp_path: Path,
+    cloned: tuple[RunSummary, Recorder], tmp_path: Path
 ) -> None:
-    cloning = config(pairs=0).with_values(ppo={"cloning_rounds": 1})
-    Experiment(cloning, tmp_path / "whole").run()
     stops = Does(within_round(1), stop)
     with suppress(KeyboardInterrupt):
-        Experiment(cloning, tmp_path / "cut", callbacks=[stops]).run()
+        Experiment(CLONING, tmp_path / "cut", callbacks=[stops]).run()
     assert stops.did
     Experiment.resume(tmp_path / "cut").run()
-    same_run(tmp_path / "cut", tmp_path / "whole")
+    same_run(tmp_path / "cut", cloned[0].folder)
 
 
 def test_cloning_is_refused_where_the_advisor_cannot_act(tmp_path: Path) -> None:
@@ -101,10 +122,9 @@ def test_cloning_is_refused_where_the_advisor_cannot_act(tmp_path: Path) -> None
 
 
 def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
-    tmp_path: Path,
+    learned: tuple[RunSummary, Recorder],
 ) -> None:
-    seen = Recorder()
-    summary = Experiment(config(), tmp_path / "r", callbacks=[seen]).run()
+    summary, seen = learned
     first, *later = of_kind(seen, AgentValidated)
     assert first.round == 0
     assert set(first.rules) == {"none", "random", "advisor"}
@@ -118,45 +138,42 @@ def test_the_untrained_agent_is_validated_beside_rules_and_compared_by_return(
         "untrained",
     }
     # There is no curve of other hosts that these could be compared with.
-    view = open_run(tmp_path / "r").view
+    view = open_run(summary.folder).view
     (words,) = lines(of_kind(seen, RoundCompleted)[-1], view, "")
     assert "not a number" not in words
     assert not view.has_baseline
     assert view.score == summary.score
 
 
-def test_the_size_of_hosts_left_alone_is_the_mean_over_all_rounds(
-    tmp_path: Path,
-) -> None:
-    summary = Experiment(config("none"), tmp_path / "r").run()
-    assert summary.fossils == 0
-    assert summary.host_parameters == round(summary.grown_parameters)
-
-
 def test_networks_that_are_drawn_are_trained_and_not_called_simulated(
     tmp_path: Path,
 ) -> None:
-    seen = Recorder()
-    Experiment(config("none"), tmp_path / "r", callbacks=[seen]).run()
+    summary, seen = play(config("none"), tmp_path / "r")
     (begun,) = of_kind(seen, RunStarted)
     assert begun.tier is not None
     view = open_run(tmp_path / "r").view
     assert not any("simulated" in line for line in lines(begun, view, ""))
     assert not view.own_loop
+    # The size of hosts left alone is the mean over all rounds.
+    assert summary.fossils == 0
+    assert summary.host_parameters == round(summary.grown_parameters)
 
 
-def test_a_rule_and_an_agent_play_the_same_contexts(tmp_path: Path) -> None:
-    """Hosts left alone have the same returns beside either."""
-    alone = {}
-    for name, controller in (("rule", "advisor"), ("agent", "ppo")):
-        summary = Experiment(config(controller, pairs=8), tmp_path / name).run()
-        alone[name] = next(
-            c.pair for c in summary.comparisons if c.pair.name_b == "none"
-        )
-    assert math.isfinite(alone["rule"].mean_b)
-    evaluated = evaluate_controller(str(tmp_path / "agent"), tmp_path / "e").run()
+def test_a_rule_and_an_agent_play_the_same_contexts(
+    learned: tuple[RunSummary, Recorder], tmp_path: Path
+) -> None:
+    """Hosts left alone have the same returns beside the agent in its run and in its evaluation."""
+    evaluated = evaluate_controller(
+        str(learned[0].folder), tmp_path / "e", changes={"run": {"evaluation_pairs": 4}}
+    ).run()
     found = [host.accuracy for host in evaluated.hosts["none"]]
-    assert sum(found) / len(found) == pytest.approx(alone["agent"].mean_b)
+    rule, _ = play(config("advisor"), tmp_path / "rule")
+    beside_rule, beside_agent = (
+        next(c.pair for c in summary.comparisons if c.pair.name_b == "none")
+        for summary in (rule, learned[0])
+    )
+    assert math.isfinite(beside_rule.mean_b)
+    assert sum(found) / len(found) == pytest.approx(beside_agent.mean_b)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +191,10 @@ def test_groups_that_a_round_does_not_fill_are_refused_before_it(
 
 
 def test_an_agent_of_groups_is_compared_on_any_number_of_contexts(
-    tmp_path: Path,
+    learned: tuple[RunSummary, Recorder], tmp_path: Path
 ) -> None:
-    Experiment(config(pairs=0), tmp_path / "r").run()
     found = evaluate_controller(
-        str(tmp_path / "r"), tmp_path / "e", changes={"run": {"evaluation_pairs": 3}}
+        str(learned[0].folder), tmp_path / "e", changes={"run": {"evaluation_pairs": 3}}
     ).run()
     assert found.pairs == 3
     assert not any("informed" in host.facts for host in found.hosts["greedy"])

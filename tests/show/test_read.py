@@ -90,31 +90,6 @@ def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     assert "Configuration" in report_html([run])
 
 
-def test_nothing_that_a_folder_names_is_run(
-    grown: Path, copy: Callable[..., Path], tmp_path: Path
-) -> None:
-    marker = tmp_path / "it ran"
-    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
-
-    def theirs(fields: dict[str, object]) -> dict[str, object]:
-        return (
-            {**fields, "task": f"{tmp_path / 'evil.py'}:make"}
-            if fields["event"] == "RunStarted"
-            else fields
-        )
-
-    folder = copy(grown, theirs)
-    config = folder / "config.toml"
-    config.write_text(
-        config.read_text().replace('"digits"', f'"{tmp_path / "evil.py"}:make"')
-    )
-    (folder / "checkpoint.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
-    run = open_run(folder)
-    assert "evil.py:make" in report_html([run])
-    assert "evil.py:make" in short_form(run)
-    assert not marker.exists()
-
-
 def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(
     grown: Path, tmp_path: Path
 ) -> None:

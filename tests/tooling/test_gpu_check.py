@@ -15,13 +15,12 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.gpu import plan, runner, summary
+from benchmarks.gpu import plan, summary
 from benchmarks.gpu.runner import Result, Step, run_all
 from esper.bench import CASES
 
@@ -59,25 +58,6 @@ def run_fakes(folder: Path, *steps: Step) -> dict[str, Result]:
     return {
         result.step: result for result in run_all(steps, folder, lambda results: None)
     }
-
-
-def run_tests(
-    folder: Path, code: str, limit: float = 60, patience: float = 30
-) -> Result:
-    """The result of a pytest step with tests of this code."""
-    file = folder / "test_fake.py"
-    file.write_text(
-        f"import os, signal, time\nimport pytest\npytestmark = pytest.mark.cuda\n{code}"
-    )
-    command = plan.pytest_command([str(file)], "cuda", folder / "fake.xml", patience)
-    step = Step(
-        "fake",
-        limit,
-        command,
-        tests=True,
-        environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )
-    return run_fakes(folder, step)["fake"]
 
 
 def archived(file: Path) -> dict[str, bytes]:
@@ -226,20 +206,6 @@ def test_a_step_runs_only_after_all_that_it_needs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_step_that_is_deaf_ends_with_its_children_and_a_step_without_time_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "GRACE", 1.5)
-    deaf = f"trap '' INT; sleep 60 & echo $! > {tmp_path}/child; wait"
-    found = run_fakes(
-        tmp_path, shell("deaf", deaf, limit=1), shell("late", "true", limit=1)
-    )
-    assert found["deaf"].says.startswith("stopped after 1 s")
-    assert found["late"].status == "failed"
-    assert found["late"].says.startswith("no time left after ")
-    wait_for_the_end_of((tmp_path / "child").read_text().strip())
-
-
 def test_a_step_leaves_no_process_behind(tmp_path: Path) -> None:
     found = run_fakes(
         tmp_path, shell("leaves", f"sleep 60 & echo $! > {tmp_path}/child")
@@ -258,141 +224,6 @@ def wait_for_the_end_of(process: str) -> None:
                 continue
         return
     pytest.fail("the child still runs")
-
-
-def test_outcomes_of_tests_are_counted(tmp_path: Path) -> None:
-    code = "def test_a(): pass\ndef test_b(): pytest.skip('why')\n@pytest.mark.parametrize('x', ['two words'])\n"
-    result = run_tests(
-        tmp_path, code + "def test_c(x): assert x == 3\ndef test_d(): pass\n"
-    )
-    assert (result.status, result.passed, result.failed, result.skipped) == (
-        "failed",
-        2,
-        1,
-        1,
-    )
-    assert result.says.startswith("2 passed, 1 failed, 1 skipped; first failure: ")
-    assert result.says.endswith("test_fake.py::test_c[two words]")
-    assert 'tests="4"' in (tmp_path / "fake.xml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [("import no_such", "No module named 'no_such'"), ("", "no test was run")],
-)
-def test_a_file_without_tests_that_run_has_failed(
-    tmp_path: Path, code: str, says: str
-) -> None:
-    result = run_tests(tmp_path, code)
-    assert result.status == "failed"
-    assert says in result.says
-
-
-def test_a_crash_leaves_the_name_of_its_test(tmp_path: Path) -> None:
-    result = run_tests(
-        tmp_path,
-        "def test_a(): pass\ndef test_b(): os.kill(os.getpid(), signal.SIGSEGV)\n",
-    )
-    assert (result.status, result.passed) == ("failed", 1)
-    assert re.fullmatch(
-        r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b",
-        result.says,
-    )
-
-
-class Patient(subprocess.Popen[bytes]):
-    """A process whose limit begins when its log says that a test hangs, however long that takes."""
-
-    log: Path
-
-    def wait(self, timeout: float | None = None) -> int:
-        while self.poll() is None and "Timeout (" not in self.log.read_text():
-            time.sleep(0.05)
-        return super().wait(timeout)
-
-
-@pytest.fixture
-def children_hear_ctrl_c() -> Iterator[None]:
-    """A child ignores the signals that this process ignores, as it does SIGINT in a shell's background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("children_hear_ctrl_c")
-@pytest.mark.parametrize("deaf", [False, True])
-def test_a_hang_leaves_the_name_of_its_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
-) -> None:
-    monkeypatch.setattr(runner, "GRACE", 60.0 if not deaf else 0.5)
-    monkeypatch.setattr(Patient, "log", tmp_path / "fake.log", raising=False)
-    monkeypatch.setattr(subprocess, "Popen", Patient)
-    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN); " if deaf else ""
-    result = run_tests(
-        tmp_path,
-        f"def test_a(): pass\ndef test_b(): {ignore}time.sleep(60)\n",
-        limit=2,
-        patience=0.5,
-    )
-    assert (result.status, result.passed) == ("failed", 1)
-    assert re.fullmatch(
-        r"1 passed, 0 failed, 0 skipped; stopped after 2 s in \S+test_fake.py::test_b",
-        result.says,
-    ), result.says
-    assert (
-        "time.sleep" in (tmp_path / "fake.log").read_text()
-        or "in test_b" in (tmp_path / "fake.log").read_text()
-    )
-    assert (
-        tmp_path / "fake.xml"
-    ).is_file() is not deaf  # pytest wrote its report if it could hear
-
-
-REFUSED = '========= Error: Device not supported. Please refer to the "Supported Devices" section of the documentation'
-UNSEEN = (
-    "========= Error: Target application terminated before first instrumented API call"
-)
-CLEAN = "========= ERROR SUMMARY: 0 errors"
-
-
-@pytest.mark.parametrize(
-    ("report", "test", "exit_status", "status", "says"),
-    [
-        (
-            CLEAN,
-            "PASSED",
-            0,
-            "ok",
-            "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 0 errors",
-        ),
-        (
-            CLEAN.replace("0", "2"),
-            "PASSED",
-            86,
-            "failed",
-            "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 2 errors",
-        ),
-        (
-            UNSEEN,
-            "PASSED",
-            0,
-            "failed",
-            f"1 passed, 0 failed, 0 skipped; compute-sanitizer: {UNSEEN[17:]}",
-        ),
-    ],
-    ids=["clean", "errors", "saw nothing"],
-)
-def test_reports_of_compute_sanitizer_decide(
-    tmp_path: Path, report: str, test: str, exit_status: int, status: str, says: str
-) -> None:
-    (tmp_path / "memcheck.report.txt").write_text(report)
-    fake = shell(
-        "memcheck",
-        f"echo 't.py::test_a {test} [100%]'; exit {exit_status}",
-        sanitizer=True,
-    )
-    result = run_fakes(tmp_path, fake)["memcheck"]
-    assert (result.status, result.says) == (status, says)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -435,29 +266,6 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(
         ("third", "skipped", f"stopped by {number.name}"),
     ]
     assert f"archive: {tmp_path / 'gpu_check.tar.gz'}" in output
-
-
-def test_the_archive_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(summary, "MAX_FILE", 4000)
-    monkeypatch.setattr(summary, "MAX_ARCHIVE", 9000)
-    (tmp_path / "a.log").write_text("begins " + "x" * 9000 + " ends")
-    (tmp_path / "b.xml").write_text("y" * 3000)
-    (tmp_path / "c.log").write_text("z" * 3000)
-    (tmp_path / "d.so").write_text("not a result")
-    summary.write([Result("a", "ok", 1.0, "")], tmp_path, tmp_path / "gpu_check.tar.gz")
-    files = archived(tmp_path / "gpu_check.tar.gz")
-    assert {
-        "gpu_check/summary.md",
-        "gpu_check/summary.json",
-        "gpu_check/b.xml",
-    } <= files.keys()
-    assert not {"gpu_check/c.log", "gpu_check/d.so"} & files.keys()
-    assert files["gpu_check/a.log"].startswith(b"begins x")
-    assert files["gpu_check/a.log"].endswith(b"x ends")
-    assert len(files["gpu_check/a.log"]) < 4100
-    assert files["gpu_check/left_out.txt"] == b"c.log"
 
 
 def test_the_page_shows_the_machine_steps_measurements_and_failures(
