@@ -184,8 +184,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "tensors of a transform are kept",
             "esper/grower/sites.py",
-            "if hook.in_average or transformed:",
-            "if hook.in_average:",
+            "if hook.in_average or transformed or is_traced():",
+            "if hook.in_average or is_traced():",
             "tests/grower/test_layouts.py::test_passes_within_a_transform_leave_no_trace_in_a_growing_model",
         ),
         Fault(
