@@ -262,14 +262,8 @@ class SiteHooks:
         transformed = is_transformed()
         if transformed:
             self.passes.transformed.add(name)
-        if hook.in_average or transformed or is_traced():  # seeds act there, and do not learn
-            site = self.sites.get(name)
-            if site is None or site.seed is None or not isinstance(h, Tensor):
-                return output
-            if site.incubating and self.model.training and not hook.in_average:
-                require_untraced(name)
-            at = Features(h, hook.source(h))
-            return with_features(output, self._blended(site, at, watched=False))
+        if hook.in_average or transformed or is_traced():
+            return _unwatched(self, hook, output, h)
         if isinstance(h, Tensor) and not h.is_nested and not h.numel():
             # An expert without tokens: nothing is to be seen of it, and nothing to be learned.
             if hook.frame is not None and self.reads(hook):
@@ -346,6 +340,17 @@ class SiteHooks:
             return at.h
         out = self._blended(site, at)
         return with_graph(out) if needs_graph else out
+
+
+def _unwatched(hooks: SiteHooks, hook: SeedHook, output: object, h: object) -> object:
+    """Returns the output ``output`` of a site, features ``h`` in it, in a pass in which seeds act and do not learn."""
+    site = hooks.sites.get(hook.slot)
+    if site is None or site.seed is None or not isinstance(h, Tensor):
+        return output
+    if site.incubating and hooks.model.training and not hook.in_average:
+        require_untraced(hook.slot)
+    at = Features(h, hook.source(h))
+    return with_features(output, hooks._blended(site, at, watched=False))
 
 
 def _wake(hooks: SiteHooks) -> None:
