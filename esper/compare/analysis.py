@@ -155,12 +155,12 @@ class ArmComparison:
         """
         pair = self.pair
         decimals = 2 + score.decimals
-        difference = with_unit(f"{score.of(pair.difference):+6.{decimals}f}", score.gap)
+        difference = with_unit(f"{score.of(pair.difference):+z6.{decimals}f}", score.gap)
         interval = "no interval"
         if pair.pairs > 1:
             low = score.of(pair.interval.low)
             high = score.of(pair.interval.high)
-            interval = f"{low:+.{decimals}f} to {high:+.{decimals}f}"
+            interval = f"{low:+z.{decimals}f} to {high:+z.{decimals}f}"
         verdict = self.word
         if verdict == "inconclusive":
             verdict += f", {pair.few}"

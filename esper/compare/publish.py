@@ -117,7 +117,7 @@ def latex(text: str) -> str:
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
-    return f"${value:{sign}.{digits}f}$"
+    return f"${value:{sign}z.{digits}f}$"
 
 
 def _interval(limits: ConfidenceInterval, digits: int, sign: str = "") -> str:

@@ -273,7 +273,7 @@ def figure(value: float, digits: int, sign: str = "") -> str:
     # Each integer digit beyond the second one takes the place of a decimal.
     integer_digits = len(f"{abs(value):.0f}")
     decimals = max(0, digits - max(0, integer_digits - 2))
-    return f"{value:{sign},.{decimals}f}"
+    return f"{value:{sign}z,.{decimals}f}"
 
 
 def interval(limits: ConfidenceInterval, digits: int, sign: str = "") -> str:

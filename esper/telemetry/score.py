@@ -55,7 +55,7 @@ class ScoreUnit:
     def _format(self, points: float | None, digits: int, unit: str, sign: bool) -> str:
         if points is None or not abs(points) < 1e9:  # in words
             return number(points, digits, unit, sign)
-        form = "+" if sign else ""
+        form = "+z" if sign else "z"  # z: a difference that rounds to zero has no minus
         decimals = digits + self.decimals
         return with_unit(f"{self.of(points):{form},.{decimals}f}", unit)
 

@@ -32,3 +32,8 @@ def test_points_are_shown_in_the_unit_of_the_score(
 def test_what_was_not_measured_is_said_in_words() -> None:
     assert ACCURACY.value(None) == "not measured"
     assert R2.difference(float("nan")) == "not a number"
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+    assert ACCURACY.difference(-0.001) == "+0.00 pp"
+    assert R2.value(-1e-9) == "0.0000"
