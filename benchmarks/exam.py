@@ -3,6 +3,7 @@
     python -m benchmarks.exam play FOLDER            # plays every plan: 12 CPU minutes without the wide parts
     python -m benchmarks.exam judge FOLDER           # fits advisors and policies, and prints a table for each part
     python -m benchmarks.exam final FOLDER           # plays and judges contexts that nothing is chosen by
+    python -m benchmarks.exam declines FOLDER        # prints how much advisors grow where nothing pays
     python -m benchmarks.exam map FOLDER             # draws the sizes that the shipped advisor chooses
     python -m benchmarks.exam ship FOLDER            # writes the advisor that comes with Esper
 
@@ -243,6 +244,29 @@ def final(folder: Path) -> None:
     judge(folder, FINAL)
 
 
+def declines(folder: Path) -> None:
+    """Prints the parameters that advisors end with where the best plan is to grow nothing, by price."""
+    advisors = [fitted(folder, LEARN, seed) for seed in range(ADVISORS)]
+    for part in JUDGE:
+        contexts, accuracies, _ = read_part(folder, part)
+        means = returns_of(contexts, accuracies[..., 1]).mean(axis=2)
+        alone = means.argmax(axis=1) == 0
+        prices = np.array([context.price for context in contexts])
+        doublings = np.zeros((ADVISORS, len(contexts)))
+        for row, context in enumerate(contexts):
+            facts = facts_of(context)
+            for seed, advisor in enumerate(advisors):
+                chosen = advisor.choose(facts, context.price)
+                grown = facts.parameters[chosen] / facts.parameters[1]
+                doublings[seed, row] = np.log2(grown)
+        for least in (0.0, 4.0):
+            rows = alone & (prices >= least)
+            times = 2 ** doublings[:, rows].mean()
+            print(
+                f"{part}, price {least:g} or more: {times:.2f}, {rows.sum()} contexts"
+            )
+
+
 def draw_map(folder: Path) -> None:
     """Draws the multiple of the widths that is best in each context of `dev`, and that the shipped advisor chooses."""
     from matplotlib import pyplot as plt
@@ -316,6 +340,7 @@ def ship(folder: Path) -> None:
 COMMANDS: dict[str, Callable[[Path], None]] = {
     "judge": judge,
     "final": final,
+    "declines": declines,
     "map": draw_map,
     "ship": ship,
 }
