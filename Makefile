@@ -3,7 +3,7 @@ PYTHON ?= python
 WITH_TOOLING = -o norecursedirs=build
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all slow bench gpu-check cuda-compiles sanitizers emulation-sanitizers docs wheel matrix mutants results clean
+.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles sanitizers emulation-sanitizers docs wheel matrix mutants results clean
 
 all: lint type test
 
@@ -38,6 +38,9 @@ bench:
 
 gpu-check:  ## everything that only a GPU can show
 	PYTHON=$(PYTHON) benchmarks/gpu_check.sh
+
+gpu-rehearsal:  ## the CUDA side on fake GPUs, under the CUDA builds of the oldest and the newest torch
+	$(PYTHON) tests/rehearsal/rehearse.py
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py
