@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.recorded import Recorded
+
+# No test cuts the power of its machine.
+os.fsync = lambda _: None
 
 
 @pytest.fixture(scope="session")

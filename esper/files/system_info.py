@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def describe_environment() -> dict[str, Any]:
     """Returns versions, hardware and compiled modules, ready for JSON."""
-    packages = {"esper": __version__}
-    for name in PACKAGES:
-        packages[name] = metadata.version(name)
     modules = {}
     for module in _native.modules():
         modules[module.name] = str(module.path) if module.loaded else f"missing: {module.reason}"
@@ -39,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": versions().copy(),
         "source": source(),
         "system": platform.platform(),
         "cpu": cpu_name(),
@@ -55,6 +53,15 @@ def describe_environment() -> dict[str, Any]:
         "built_with": _native.built_with(),
         "native_required": _native.native_required(),
     }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Returns the versions of Esper and of the packages that it computes with, which are searched for once."""
+    packages = {"esper": __version__}
+    for name in PACKAGES:
+        packages[name] = metadata.version(name)
+    return packages
 
 
 def summary_lines(paths: bool = True) -> list[str]:

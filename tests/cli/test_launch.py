@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import signal
 import subprocess
 import threading
@@ -37,7 +35,7 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankLost
 from tests.cli.child import start
 from tests.cli.conftest import Esper
-from tests.run.run_helpers import play, same_run, tiny
+from tests.run.run_helpers import play, tiny
 
 TINY = ("run", "--config", "run.toml", "--out", "r")
 LONG = 400
@@ -395,24 +393,3 @@ def test_a_signal_stops_all_ranks_at_the_end_of_the_step(
     assert lines == ["Interrupted."]
     assert "esper run --resume r" in out
     assert gone(list(ranks.values()))
-
-
-@pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(
-    tmp_path: Path,
-) -> None:
-    dice, rounds = random.Random(3), 40
-    play(tiny(rounds=rounds, seed=7), tmp_path / "alone")
-    config_file(tmp_path, rounds)
-    child = start(*TINY, "--processes", "2", "--max-restarts", "3", folder=tmp_path)
-    for number in (1, 8, 16):
-        wait_for_round(tmp_path, number, child)
-        ranks: dict[int, int] = {}
-        while len(ranks) < 2:
-            ranks = ranks_below(child.pid)
-        os.kill(ranks[dice.randrange(2)], signal.SIGKILL)
-        assert gone(list(ranks.values()))
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err
-    assert re.findall("Error", err) == []
-    same_run(tmp_path / "alone", tmp_path / "r")

@@ -63,23 +63,6 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
         )
 
 
-@pytest.mark.slow
-def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
-    out = esper(*RUN, "--set", "run.evaluation_pairs=1", "--out", "mine").out
-    proposed = [
-        line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")
-    ]
-    assert [words[0] for words in proposed] == ["report", "compare"]
-    compared = esper(*proposed[1], "--pairs", "2")
-    assert compared.code == 0, compared.err
-    assert "Differences are arm minus none" in compared.out
-    agent = ("--controller", "checkpoint:mine")
-    played = esper("run", *SIMULATED, *agent, "--rounds", "1", "--out", "played")
-    assert played.code == 0, played.err
-    assert "Test accuracy of 2 hosts grown by checkpoint:mine: " in played.out
-    assert checkpoint.read(Path("played"))["policy"] is not None
-
-
 @pytest.mark.finding("M12")
 def test_an_error_before_the_first_checkpoint_proposes_no_resume(
     esper: Esper, monkeypatch: pytest.MonkeyPatch

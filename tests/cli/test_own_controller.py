@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,38 +40,6 @@ def test_a_run_plays_an_own_controller_and_prints_the_resume_command(
     ] == [True]
     assert f"hosts grown by {NAME}" in found.out
     assert f"--arm {NAME} --arm heuristic" in found.out
-
-
-def test_a_resumed_run_names_it_again(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esper.run.rollout import Collector
-
-    def stopped(self: Collector) -> Any:
-        raise OSError("the power went")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Collector, "play", stopped)
-        found = esper("run", "--controller", NAME, "--out", "out", *HOSTS)
-    assert found.code == 1
-    assert f"esper run --resume out --controller {NAME}" in found.err
-    assert executed() == 1
-    for arguments, message in [
-        ((), f"name it: --controller {NAME}"),
-        (
-            ("--controller", "heuristic"),
-            "only the same user-defined --task and --controller, and options of processes",
-        ),
-        (
-            ("--controller", "mine.py:other"),
-            f"a run of the controller '{NAME}', not of 'mine.py:other'",
-        ),
-    ]:
-        refused = esper("run", "--resume", "out", *arguments)
-        assert (refused.code, executed()) == (2, 0)
-        assert message in refused.err
-    assert esper("run", "--resume", "out", "--controller", NAME).code == 0
-    assert executed() == 1
 
 
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.show.charts import Picture
 from tests.cli.conftest import Esper
 from tests.recorded import Recorded
 from tests.selection import slow_except
@@ -24,8 +25,11 @@ def test_show_prints_plain_lines_into_a_pipe(esper: Esper, recorded: Recorded) -
 
 
 def test_report_writes_a_page_of_one_or_more_runs_and_says_where(
-    esper: Esper, recorded: Recorded
+    esper: Esper, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    empty = Picture(b"<svg></svg>", "")
+    for module in ("charts", "life"):
+        monkeypatch.setattr(f"esper.show.{module}.picture", lambda *_: empty)
     run = Path("first")
     shutil.copytree(recorded.run, run)
     found = esper("report", "first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -39,25 +38,3 @@ def test_an_unknown_tracker_is_refused_with_those_that_are_known(
     assert found.code == 2
     for name in ("track.to", "'tensorboard', 'wandb' or 'trackio'", "sacred"):
         assert name in found.err
-
-
-def test_several_trackers_and_one_that_is_not_installed(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    for name in ("wandb", "trackio"):
-        monkeypatch.setitem(
-            sys.modules, name, None
-        )  # which Python treats as not installed
-    found = esper(
-        "run",
-        *RUN,
-        "--track",
-        "tensorboard",
-        "--track",
-        "wandb",
-        "--track",
-        "trackio",
-    )
-    assert found.code == 2
-    assert "pip install wandb trackio" in found.err
-    assert not (tmp_path / "mine").exists()

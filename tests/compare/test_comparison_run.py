@@ -246,7 +246,7 @@ def write_what_is_followed(kind: str, seed: int) -> str:
 
 @pytest.mark.parametrize(
     "kind",
-    slow_except(["schedule", "checkpoint"], ["schedule", "checkpoint", "pretrained"]),
+    slow_except(["schedule"], ["schedule", "checkpoint", "pretrained"]),
 )
 def test_a_comparison_follows_what_it_began_with_from_anywhere(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,6 @@ SAMPLES, VALIDATED = 128, 400
 FIRST, SECOND, HEAD = 1 * 3 * 9 * 64, 3 * 6 * 9 * 16, 6 * 10
 FORWARD = FIRST + SECOND + HEAD
 BACKWARD = FORWARD + SECOND + HEAD  # of weights, and of inputs but for the image
-SITE = 0
 """Behind the first convolution: 3 channels of 8x8."""
 NORM = Occupant("norm", STYLES["LINEAR_ADD"])
 CONV = Occupant("conv_light", STYLES["LINEAR_ADD"])

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from esper.data.tasks import load_task
 from esper.env.make import EnvMaker
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import KeptSeed
-from esper.hosts.sizes import HostFamily
 from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
 
@@ -146,44 +144,6 @@ def of_width(width: int) -> GraftedHost:
 def mine() -> Task:
     """That network on the same digits."""
     return replace(load_task("digits"), name="mine", build_host=lambda: of_width(4))
-
-
-@pytest.mark.slow
-def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) -> None:
-    found = play(
-        tmp_path, SCHEDULE, "static", "same-compute", "none", task=mine(), pairs=1
-    ).hosts
-    assert found["grown"][0].kept
-    assert (
-        found["static"][0].parameters
-        == found["grown"][0].parameters
-        > found["none"][0].parameters
-    )
-    assert found["same-compute"][0].epochs > found["none"][0].epochs
-
-
-@pytest.mark.slow
-def test_a_network_of_the_users_own_is_widened_by_its_family(tmp_path: Path) -> None:
-    task = replace(mine(), build_host=HostFamily(of_width, 3))
-    found = play(tmp_path, SCHEDULE, "bigger", task=task, pairs=1).hosts
-    ours, bigger = found["grown"][0], found["bigger"][0]
-    assert ours.kept
-    assert bigger.facts == {
-        "validation_accuracy": ANY,
-        "width": ANY,
-        "wanted_parameters": ours.parameters,
-    }
-    sizes = {}
-    for width in range(3, 9):
-        host = of_width(width)
-        host.probe(task.sample)
-        sizes[width] = host.parameter_count
-    assert (
-        bigger.facts["width"]
-        == min(sizes, key=lambda width: abs(sizes[width] - ours.parameters))
-        > 3
-    )
-    assert bigger.parameters == sizes[bigger.facts["width"]]
 
 
 def test_a_network_of_the_users_own_without_a_family_has_no_bigger_one(

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from esper.compare.comparison import ComparisonResult, compare_controllers
+from esper.compare.comparison import ComparisonResult
 from esper.compare.comparison_run import ComparisonRun
 from esper.compare.evaluate import evaluate_controller, hosts_config
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError
 from esper.files import checkpoint
 from esper.files.policy import SavedPolicy, find_policy, save_policy
 from esper.run.experiment import RunSummary
 from esper.telemetry.event import ArmPlayed
 from esper.training.rng import HELD_OUT
 from tests.core_helpers import digits
-from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play
 
 
@@ -69,55 +68,6 @@ def test_an_evaluation_equals_the_final_comparison_of_the_run(
 
 
 @pytest.mark.slow
-def test_greedy_is_the_checkpoint_as_others_play_it(
-    learned: RunSummary, evaluated: ComparisonResult
-) -> None:
-    config = find_policy(str(learned.folder)).config
-    assert config is not None
-    arms = compare_controllers(
-        config, [f"checkpoint:{learned.folder}", "none"], pairs=2
-    )
-    for theirs, ours in zip(arms, ("greedy", "none"), strict=True):
-        assert theirs.accuracy.tolist() == accuracy(evaluated, ours)
-
-
-@pytest.mark.slow
-def test_stochastic_draws_and_draws_the_same_again(
-    simulated: Path, tmp_path: Path
-) -> None:
-    changes = {"run": {"evaluation_pairs": 8}}
-    first, second = (
-        evaluate(str(simulated), tmp_path / name, changes=changes) for name in "ab"
-    )
-    for arm in first.hosts:
-        assert accuracy(first, arm) == accuracy(second, arm)
-    assert accuracy(first, "greedy") != accuracy(first, "stochastic")
-
-
-@pytest.mark.slow
-def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -> None:
-    """The file of its agent is no longer needed."""
-    file = tmp_path / "mine.safetensors"
-    save_policy(simulated, file)
-    changes = {"run": {"evaluation_pairs": 8}}
-    whole = evaluate(str(file), tmp_path / "whole", changes=changes)
-    heard: list[Any] = []
-
-    def interrupts(event: Any) -> None:
-        heard.append(event)
-        if len(heard) == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(str(file), tmp_path / "cut", changes=changes, progress=interrupts)
-    file.unlink()
-    resumed = ComparisonRun.resume(tmp_path / "cut", heard.append).run()
-    assert list(resumed.hosts) == ["none", "greedy", "stochastic"]
-    assert len(heard) == 6
-    assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
-
-
-@pytest.mark.slow
 def test_hosts_of_another_width_are_played_and_resumed(
     learned: RunSummary, tmp_path: Path
 ) -> None:
@@ -160,24 +110,6 @@ def test_evaluated_hosts_were_never_learned_from(
     ]
 
 
-@pytest.mark.slow
-def test_two_ranks_evaluate_what_one_process_does(
-    learned: RunSummary, tmp_path: Path
-) -> None:
-    """This holds for hosts of another width, too."""
-    settings: dict[str, Any] = {
-        "width": 5,
-        "changes": {"run": {"evaluation_pairs": 2}},
-    }
-    alone = evaluate(str(learned.folder), tmp_path / "one", **settings)
-    with ranks_of(2) as ranks:
-        spread = evaluate(
-            str(learned.folder), tmp_path / "two", **settings, ranks=ranks
-        )
-    assert list(alone.hosts) == ["none", "greedy", "stochastic"]
-    assert repr(spread.hosts) == repr(alone.hosts)
-
-
 def test_a_width_that_cannot_be_is_refused(learned: RunSummary, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
@@ -207,48 +139,6 @@ def test_hosts_without_a_width_are_refused(
         evaluate(str(learned.folder), tmp_path / "o", task="chars", width=62)
     with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
         evaluate(str(learned.folder), tmp_path / "o", task=task, width=5)
-
-
-@pytest.mark.slow
-def test_another_task_is_played_with_its_own_sizes(
-    learned: RunSummary, tmp_path: Path
-) -> None:
-    source = find_policy(str(learned.folder))
-    assert source.config is not None
-    config = hosts_config(source, "chars", {"env": {"episode_length": 2}})
-    assert config.task == TrainingConfig.parse({"task": {"name": "chars"}}).task
-    assert (config.env.n_envs, config.env.episode_length) == (None, 2)
-    assert config.env.baseline_episodes == source.config.env.baseline_episodes == 1
-    small = {"samples_per_epoch": 16}
-    found = evaluate(
-        str(learned.folder),
-        tmp_path / "o",
-        task="chars",
-        changes={
-            "task": small,
-            "env": {"episode_length": 2},
-            "run": {"evaluation_pairs": 1},
-        },
-    )
-    assert found.task == "chars"
-    assert found.arms[0].config.task.batch_size == 8  # that of chars
-    assert found.pairs == 1
-
-
-@pytest.mark.slow
-def test_a_policy_plays_another_task_with_unknown_blueprints(
-    simulated: Path, tmp_path: Path
-) -> None:
-    small = {
-        "run": {"evaluation_pairs": 2},
-        "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
-    }
-    changes = {**small, "task": {"samples_per_epoch": 64}}
-    found = evaluate(str(simulated), tmp_path / "o", task="digits", changes=changes)
-    assert list(found.hosts) == ["none", "greedy", "stochastic"]
-    assert found.caveats() == [
-        "greedy, stochastic: trained once, so the intervals leave out the spread of training."
-    ]
 
 
 @pytest.mark.parametrize("form", ["folder", "checkpoint", "prefix", "file"])

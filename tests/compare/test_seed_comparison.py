@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from esper.config import ConfigError, TrainingConfig
 from esper.config.files import read_toml
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.run.rollout import Collector, Rollout
+from esper.run.rollout import Collector
 from esper.telemetry.event import RoundCompleted
-from tests.run.rank_helpers import ranks_of
 
 ARMS = ("ppo", "ppo:reward.mode=sparse", "none")
 FOLDERS = ("0-ppo", "1-ppo-reward.mode=sparse")
@@ -125,31 +123,6 @@ def test_an_arm_learns_what_a_run_of_its_own_would(
     ] == alone  # the greedy agent, on the same held-out hosts
 
 
-@pytest.mark.slow
-def test_two_ranks_compare_what_agents_learn_as_one_process_does(
-    tmp_path: Path,
-) -> None:
-    trained = {
-        **BASE,
-        "task": {"samples_per_epoch": 64},
-        "run": {"seed": 4, "rounds": 1},
-    }
-    trained["env"] = {**BASE["env"], "baseline_episodes": 1}
-    arms = read_arms(("ppo", "random", "none"), trained)
-    ComparisonRun(arms, 2, tmp_path / "one", train_seeds=2).run()
-    with ranks_of(2) as ranks:
-        ComparisonRun(arms, 2, tmp_path / "two", train_seeds=2, ranks=ranks).run()
-    one, two = (
-        json.loads((tmp_path / name / "results.json").read_text())
-        for name in ("one", "two")
-    )
-    assert one == two
-    for seed in (4, 5):
-        same_agents(
-            *(tmp_path / name / f"seed-{seed}" / "0-ppo" for name in ("one", "two"))
-        )
-
-
 def test_the_arms_learn_one_after_the_other_with_the_same_seeds(whole: Whole) -> None:
     arms = ARMS[:2]
     wanted = [
@@ -184,56 +157,6 @@ def test_a_run_of_another_config_does_not_play_as_an_arm(
         ComparisonRun(read_arms(ARMS, changed), 3, tmp_path / "o", train_seeds=2)
 
 
-def interrupting(
-    monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
-) -> None:
-    """Sends a signal in the given step of all agents that learn."""
-    play, count = Rollout.step, [0]
-
-    def stepping(self: Rollout) -> None:
-        play(self)
-        count[0] += self.learner is not None
-        if self.learner is not None and count[0] == step:
-            signal.raise_signal(number)
-
-    monkeypatch.setattr(Rollout, "step", stepping)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("step", "number"),
-    [
-        pytest.param(7, signal.SIGTERM, id="second-arm"),
-        pytest.param(22, signal.SIGINT, id="second-seed"),
-    ],
-)
-def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
-    step: int,
-    number: signal.Signals,
-    whole: Whole,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = tmp_path / "o"
-    with monkeypatch.context() as patch:
-        interrupting(patch, step, number)
-        cut = compare(folder)
-        with pytest.raises(KeyboardInterrupt):
-            cut.run()
-    running = [
-        checkpoint.read(file.parent)["collector"]["rollouts"]
-        for file in folder.rglob("checkpoint.pt")
-    ]
-    assert sum(map(bool, running)) == 1  # in the middle of one arm's round
-    assert (cut.result is None) == (step < 16)
-    if cut.result is not None:
-        assert (cut.result.train_seeds, cut.result.pairs) == (1, 3)
-    assert values(ComparisonRun.resume(folder).run()) == values(whole.result)
-    for name in FOLDERS:
-        for seed in ("seed-4", "seed-5"):
-            same_agents(folder / seed / name, whole.folder / seed / name)
-
-
 def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
     whole: Whole, tmp_path: Path
 ) -> None:
@@ -245,23 +168,6 @@ def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
     same_agents(
         tmp_path / "copy" / "seed-4" / FOLDERS[0], whole.folder / "seed-4" / FOLDERS[0]
     )
-
-
-@pytest.mark.slow
-def test_an_error_while_hosts_are_compared_loses_no_training(
-    whole: Whole, tmp_path: Path
-) -> None:
-    def fails(_event: Any) -> None:
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        compare(tmp_path / "o", progress=fails).run()
-    seeds: set[int] = set()
-    again = ComparisonRun.resume(
-        tmp_path / "o", learned=lambda _arm, seed, _event: seeds.add(seed)
-    )
-    assert values(again.run()) == values(whole.result)
-    assert seeds == {5}
 
 
 def test_a_finished_comparison_is_reported_again_without_playing(

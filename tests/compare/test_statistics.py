@@ -23,7 +23,6 @@ from esper.compare.statistics import (
 )
 
 ACCURACIES = st.floats(min_value=-100, max_value=100)
-DIFFERENCES = st.lists(ACCURACIES, min_size=1, max_size=20)
 PAIRS = st.lists(st.tuples(ACCURACIES, ACCURACIES), min_size=1, max_size=14)
 
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from scipy import stats
 
 from esper.compare.analysis import ArmComparison, corrected
@@ -18,8 +17,6 @@ from esper.compare.statistics import (
     iqm,
     summarise,
 )
-
-VALUES = st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=12)
 
 
 def test_iqm_known_values() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from esper.config import ConfigError
 from esper.data.tasks import build_host, load_task
-from esper.data.user_code import confirmed, is_user_task
+from esper.data.user_code import is_user_task
 from tests.data.user_files import GOOD
 
 
@@ -167,20 +167,3 @@ def test_names_of_files_are_distinguished_from_names_of_tasks(
     name: str, wanted: bool
 ) -> None:
     assert is_user_task(name) is wanted
-
-
-def test_a_run_of_a_user_task_resumes_when_the_task_is_named_again() -> None:
-    assert confirmed("task", "a.py:f", "a.py:f", "runs/x") == "a.py:f"
-    assert (
-        confirmed("task", "a.py:f", "elsewhere/a.py:f", "runs/x") == "elsewhere/a.py:f"
-    )
-    assert confirmed("task", "digits", None, "runs/x") == "digits"
-    assert confirmed("task", "digits", "digits", "runs/x") == "digits"
-    for found, given, message in [
-        ("a.py:f", None, "runs/x names the task 'a.py:f', which is Python code"),
-        ("a.py:f", "digits", "a run of the task 'a.py:f', not of 'digits'"),
-        ("a.py:f", "a.py:g", "not of 'a.py:g'"),
-        ("digits", "a.py:f", "a run of the task 'digits', not of 'a.py:f'"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            confirmed("task", found, given, "runs/x")

@@ -194,29 +194,6 @@ def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(
         )
 
 
-@pytest.mark.parametrize("stage", ["TRAINING", "BLENDING"])
-def test_a_living_seed_that_breaks_costs_nothing_but_itself(stage: str) -> None:
-    with pair() as both:
-        both.step(op="GERMINATE", slot="r0c1", blueprint="conv_light", tempo=3)
-        both.step(op="ADVANCE", slot="r0c1")
-        if stage == "BLENDING":
-            both.step(op="ADVANCE", slot="r0c1")
-        seed = both.victim.site_by_name["r0c1"].seed
-        assert seed is not None
-        with torch.no_grad():
-            next(seed.parameters()).fill_(NAN)
-        for _ in range(3):
-            both.step()
-        (cut,) = both.hurt.of_kind(SeedCut)
-        assert (cut.env, cut.slot) == (VICTIM, "r0c1")
-        assert not both.rollbacks()
-        assert set(both.penalties) == {0.0}
-        if stage == "TRAINING":  # the host did not change
-            same_bits(
-                tensors_of(both.healthy.training(VICTIM)), tensors_of(both.victim)
-            )
-
-
 def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() -> None:
     """The only later snapshot than the reset's is that of the step in which it fossilized."""
     with grown_pair(fossil=True, governor={"snapshot_every": 100}) as both:
@@ -240,46 +217,6 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
         both.step()
         assert both.penalties == [-10, 0]
         assert slot.epochs_since_measured == 0
-
-
-def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None:
-    """The reference is the loss of the untrained host, not that after the first epoch."""
-    with rig(
-        horizon=9,
-        task={"learning_rate": 10.0, "schedule": "constant", "samples_per_epoch": 320},
-    ) as world:
-        while not world.of_kind(GovernorRollback):
-            assert world.training().epoch < 9, (
-                "the episode is over and nothing was seen"
-            )
-            world.step()
-        event = world.of_kind(GovernorRollback)[0]
-        assert event.epoch <= 5  # at first the training loss still falls
-        assert event.value > event.threshold
-
-
-@pytest.mark.parametrize(("gap", "second"), [(1, 2), (2, 4), (3, 6)])
-def test_the_second_panic_within_snapshot_every_restores_the_older_generation(
-    gap: int, second: int
-) -> None:
-    """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
-    next panic restores what is older than the newest one, unless it comes three epochs after the first."""
-    with rig(horizon=14, governor={"snapshot_every": 2}) as world:
-        kept = {}
-        for epoch in range(1, 5 + gap + 1):
-            if epoch in (5, 5 + gap):
-                DAMAGE["NaN weight"](world.training())
-            world.step()
-            kept[epoch] = (tensors_of(world.training()), world.measurement())
-        first, last = world.of_kind(GovernorRollback)
-        assert (first.epoch, first.restored_epoch) == (5, 4)
-        assert (last.epoch, last.restored_epoch) == (5 + gap, second)
-        weights, measured = kept[second]
-        same_bits(weights, tensors_of(world.training()))
-        assert world.measurement().committed == measured.committed
-        assert world.value("validation_accuracy") == pytest.approx(
-            measured.committed / 100
-        )
 
 
 def blow_up(training: HostTraining) -> None:

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from esper.core.stage import SeedStage as S
 from esper.telemetry.event import EpochCompleted
@@ -74,20 +73,3 @@ def test_epochs_tell_need_and_the_gradients_of_host_and_seeds() -> None:
         }
         assert event.gradients["host"]["norm"] > 0
         assert math.isfinite(event.gradients["r0c0"]["ratio"])
-
-
-@pytest.mark.parametrize("every", [0, 1])
-def test_measuring_need_changes_nothing_else(every: int) -> None:
-    def played(every: int) -> tuple[float, ...]:
-        with rig(horizon=6, env={**SLOTS, "need_every": every}) as world:
-            world.grow("r0c0", S.TRAINING)
-            world.step()
-            world.step()
-            state = world.env.state
-            return (
-                float(state.loss[0]),
-                float(state.train_loss[0]),
-                float(state.slots.trial[0, 0]),
-            )
-
-    assert played(every) == played(2)

@@ -11,28 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies
 
 from esper.agents.make import controller_for
 from esper.config import ConfigError, TrainingConfig
-from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import SimParams
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.run.rollout import play_round
-from esper.telemetry.event import RunResumed
 from tests.run.run_helpers import (
-    Does,
-    Recorder,
     flat,
     learning,
     play,
-    round_ends,
-    same_run,
 )
 
 
@@ -243,21 +235,6 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used
     assert len(found.refused) == bool(why)
 
 
-@pytest.mark.slow
-def test_a_run_resumes_from_the_checkpoint_before_the_last(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, rounds=4)
-    play(config, tmp_path / "whole")
-    Experiment(config, tmp_path / "r", [Does(round_ends(3), enough)]).run()
-    torn(tmp_path / "r")
-    sink = Recorder()
-    Experiment.resume(tmp_path / "r", [sink]).run()
-    resumed = sink.events[0]
-    assert isinstance(resumed, RunResumed)
-    assert resumed.round == 1
-    assert "truncated or was modified" in resumed.warnings[0]
-    same_run(tmp_path / "r", tmp_path / "whole")
-
-
 def enough() -> None:
     raise KeyboardInterrupt
 
@@ -303,65 +280,3 @@ def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
 
 
 ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
-
-
-OTHER_HOSTS: dict[str, dict[str, Any]] = {
-    "more slots": {
-        "slots": tuple("abcdef"),
-        "worth": tuple((*row, -3.0) for row in ROWS * 3),
-    },
-    "both": {
-        "slots": ("a", "b"),
-        "blueprints": ("ivy", "reed", "oak"),
-        "worth": ROWS,
-        "parameters": (1, 2, 3),
-    },
-}
-
-
-@pytest.mark.parametrize("case", OTHER_HOSTS)
-def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> None:
-    """Slots, blueprints and horizon differ from those that it learned from, and it plays the same every time."""
-    returns = []
-    for _ in range(2):
-        env = planted(8, episode_length=6, **OTHER_HOSTS[case])
-        played = play_round(
-            env, controller_for(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5
-        )
-        assert played.illegal_actions.sum() == 0
-        returns.append(played.returns)
-    np.testing.assert_array_equal(*returns)
-    assert np.isfinite(returns[0]).all()
-
-
-def test_a_policy_plays_hosts_with_unknown_blueprints(agent: Path) -> None:
-    strange = planted(blueprints=("a", "b", "c", "d"))
-    played = play_round(
-        strange,
-        controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0),
-        seed=5,
-    )
-    assert np.isfinite(played.returns).all()
-
-
-def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
-    """The policy has the learned weights and the statistics that normalise observations."""
-    state = checkpoint.read(agent)
-    player: Any = controller_for(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
-    assert flat(player.network.state_dict()) == flat(state["agent"]["ppo"]["network"])
-    assert player.observations.updates == 2
-    assert player.config.width == 16
-
-
-def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(
-    agent: Path, tmp_path: Path
-) -> None:
-    """Same seed as in training, but other episodes: the run seed of the hosts is a held-out one."""
-    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{agent}")
-    experiment = Experiment(config, tmp_path / "r")
-    summary = experiment.run()
-    seeds = [env.run_seed for env in experiment.trainer.collector.envs]
-    assert seeds == [7 + 2**31] * 2
-    assert make_env(config).run_seed == 7
-    assert summary.controller == f"checkpoint:{agent}"
-    assert summary.comparison.pairs == 4

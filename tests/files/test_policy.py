@@ -28,17 +28,13 @@ from esper.files.policy import (
     find_policy,
     save_policy,
 )
-from esper.run.experiment import Experiment
 from esper.run.grow import grow
 from esper.run.rollout import play_round
 from tests.core_helpers import digits
 from tests.run.run_helpers import (
-    Does,
     flat,
     learning,
     play,
-    round_ends,
-    stop,
 )
 
 
@@ -225,20 +221,12 @@ def other_shape(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
     tensors["observations.mean"] = tensors["observations.mean"][:-1].clone()
 
 
-def other_dtype(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
-    tensors["network.ops.weight"] = tensors["network.ops.weight"].half()
-
-
 def not_a_number(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
     tensors["network.ops.weight"][0, 0] = float("nan")
 
 
 def other_width(facts: dict[str, Any], _tensors: Any) -> None:
     facts["config"]["ppo"]["width"] = 32
-
-
-def unknown_value(facts: dict[str, Any], _tensors: Any) -> None:
-    facts["config"]["ppo"]["novelty"] = 1
 
 
 def unknown_fact(facts: dict[str, Any], _tensors: Any) -> None:
@@ -362,25 +350,3 @@ def test_the_shipped_controller_grows_a_users_network() -> None:
     found = grow(task, controller="pretrained", epochs=6, config=config)
     assert set(found.seeds) <= {"r0c0"}
     assert 0 < found.accuracy <= 100
-
-
-@pytest.mark.parametrize(
-    "name", ["checkpoint", pytest.param("pretrained", marks=pytest.mark.slow)]
-)
-def test_a_run_resumes_with_the_policy_that_it_began_with(
-    name: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file may be gone, or have changed since."""
-    policy = tmp_path / "moved.safetensors"
-    policy.write_bytes(saved.read_bytes())
-    controller = f"checkpoint:{policy}"
-    if name == "pretrained":
-        monkeypatch.setattr("esper.files.policy.PRETRAINED", policy)
-        controller = name
-    config = learning("planted", n_envs=4, rounds=3, controller=controller)
-    whole = Experiment(config, tmp_path / "whole").run()
-    Experiment(config, tmp_path / "part", [Does(round_ends(2), stop)]).run()
-    policy.unlink()
-    resumed = Experiment.resume(tmp_path / "part").run()
-    assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
-    assert resumed.controller == controller

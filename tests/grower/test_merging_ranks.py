@@ -68,8 +68,10 @@ def test_the_rank_of_a_frozen_layer_grows(name: str, kind: Kind) -> None:
     assert held.isdisjoint(adapter)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "epochs"), [("SGD", 3), ("AdamW", 5)])
+@pytest.mark.parametrize(
+    ("name", "epochs", "kind"),
+    [("SGD", 3, KINDS[0]), ("AdamW", 5, KINDS[-1])],
+)
 def test_a_loop_whose_ranks_have_grown_goes_on_from_its_state(
     name: str, epochs: int, kind: Kind
 ) -> None:

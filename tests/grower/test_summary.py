@@ -103,7 +103,7 @@ def test_scalars_are_numbers_under_growth() -> None:
     )
 
 
-@pytest.mark.parametrize("at", [2, 6, 10])
+@pytest.mark.parametrize("at", [6])
 def test_a_resumed_loop_tells_the_same(at: int) -> None:
     whole = Loop().run()
     first, second = Loop().run(at), Loop()

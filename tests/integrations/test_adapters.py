@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.adapters import (
-    ADAPTER,
     AdaptedHost,
     import_peft,
     layers_to_adapt,
@@ -82,107 +80,6 @@ def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
     assert AdaptedHost(
         small(), 3
     ).parameter_count == small().parameter_count + 3 * size_of_rank(small())
-
-
-@pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
-def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        *(
-            nn.Conv2d(1, 4, 3),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.LazyLinear(8),
-            nn.ReLU(),
-            nn.Linear(8, 3),
-        )
-    )
-    host = graft(model, ["2"], "cnn")
-    x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
-    host.probe(x)
-    before = host.eval()(x)
-    adapted = AdaptedHost(host, 2, steps).train()
-    assert [place.name for place in adapted.sites] == ["r0c0"]
-    assert torch.allclose(adapted(x), before, atol=1e-6)
-    frozen = (
-        model[0].weight.clone(),
-        model[1].running_mean.clone(),
-        model[4].base_layer.weight.clone(),
-    )
-    optimizer = torch.optim.Adam(
-        [p for p in adapted.parameters() if p.requires_grad], 0.05
-    )
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(adapted(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    now = model[0].weight, model[1].running_mean, model[4].base_layer.weight
-    assert all(torch.equal(*pair) for pair in zip(frozen, now, strict=True))
-
-
-class WithLoss(nn.Module):
-    """A host that returns its loss, as AdaLoRA expects models to."""
-
-    def __init__(self, host: TransformerHost) -> None:
-        super().__init__()
-        self.host = host
-
-    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(loss=loss_of(self.host(x), y))
-
-
-def test_adalora_learns_what_it_learns_in_a_loop_of_its_own() -> None:
-    """The loop is that of PEFT's documentation: backward, step, update_and_allocate, zero_grad."""
-    steps = 40
-    torch.manual_seed(3)
-    ours = AdaptedHost(small(("r0",)), 2, steps)
-    torch.manual_seed(3)
-    host = small(("r0",))
-    config = peft.AdaLoraConfig(
-        target_r=2,
-        init_r=3,
-        lora_alpha=3,
-        target_modules=[
-            name for name, layer in host.named_modules() if isinstance(layer, nn.Linear)
-        ],
-        total_step=steps,
-        tinit=4,
-        tfinal=12,
-        deltaT=1,
-    )
-    tuner = peft.AdaLoraModel(WithLoss(host), config, ADAPTER)
-    for parameter in host.segments[-1].parameters():
-        parameter.requires_grad_(True)
-    host.follow_layers()
-    plain = {name: p for name, p in host.named_parameters() if p.requires_grad}
-    learned = {name: p for name, p in ours.host.named_parameters() if p.requires_grad}
-    with torch.no_grad():
-        for name, parameter in learned.items():
-            parameter.copy_(plain[name])
-    optimizers = [torch.optim.SGD(group.values(), lr=0.5) for group in (plain, learned)]
-    ours.train()
-    for step, (x, y) in enumerate(batches(steps)):
-        tuner(x, y).loss.backward()
-        optimizers[0].step()
-        tuner.update_and_allocate(step)
-        optimizers[0].zero_grad()
-        optimizers[1].zero_grad()
-        loss_of(ours(x), y).backward()
-        optimizers[1].step()
-    ours.eval()
-    with torch.inference_mode():
-        ours(batches(1)[0][0])
-    for name, parameter in learned.items():
-        assert torch.allclose(parameter, plain[name], rtol=1e-3, atol=1e-5), name
-    ranks = [int(p.count_nonzero()) for name, p in learned.items() if "lora_E" in name]
-    assert len(ranks) == 8
-    assert sum(ranks) == 2 * 8
-    assert ours.parameter_count < AdaptedHost(small(), 3).parameter_count + 3 * 8
 
 
 def tiny_text() -> Task:

@@ -381,23 +381,6 @@ def test_wrong_arguments(
 # --- what torch asks of an operator -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_eager_and_compiled_give_the_same_bits() -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compiled(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(cross_entropy(x, t))
-
-    logits, targets = sample(20, 10)
-    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    eager, traced = cross_entropy(a, targets), compiled(b, targets)
-    assert all(torch.equal(x, y) for x, y in zip(eager, traced, strict=True))
-    eager.loss.backward()
-    traced[0].backward()
-    assert a.grad is not None
-    assert b.grad is not None
-    assert torch.equal(a.grad, b.grad)
-
-
 def test_wrong_accumulated_stats_are_refused() -> None:
     with pytest.raises(
         RuntimeError, match=r"stats must be the contiguous float64 \[5\]"

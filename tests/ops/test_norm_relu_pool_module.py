@@ -230,14 +230,3 @@ def test_under_autocast() -> None:
         torch.testing.assert_close(
             fused(h), three(plain, h, True), rtol=1.6e-2, atol=1e-2
         )
-
-
-@pytest.mark.slow
-def test_works_under_torch_compile() -> None:
-    fused, plain = pair(True)
-    compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(
-        compiled(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5
-    )
-    torch.testing.assert_close(fused.running_mean, plain.running_mean)
-    assert fused.num_batches_tracked.item() == 1

@@ -81,7 +81,12 @@ def rollouts(folder: Path) -> Any:
 
 
 @pytest.mark.trap(30)
-@pytest.mark.parametrize(("name", "number"), [("ppo", 1), ("two rounds an update", 3)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    slow_except(
+        [("two rounds an update", 3)], [("ppo", 1), ("two rounds an update", 3)]
+    ),
+)
 def test_a_run_stopped_within_a_step_plays_the_round_again(
     name: str, number: int, whole: Runs, tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from esper.cli.run import closing_words
 from esper.config import ConfigError, TrainingConfig
 from esper.run import tracking
 from esper.run.experiment import Experiment
-from esper.show.read import open_run
 from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import (
     AnomalyDetected,
@@ -26,7 +25,6 @@ from esper.telemetry.event import (
     RunCompleted,
 )
 from tests.run.run_helpers import (
-    GATES,
     Does,
     Recorder,
     learned_state,
@@ -208,38 +206,7 @@ def test_without_trackers_nothing_of_them_is_imported_or_written(
 # --- What became of blueprints
 
 
-@pytest.mark.slow
-def test_every_seed_that_was_planted_became_something(tmp_path: Path) -> None:
-    config = tiny("schedule").with_values(env={"episode_length": 8, "gates": GATES})
-    live = BlueprintAnalytics()
-    summary, recorder = play(config, tmp_path / "r", live)
-    rows = [*live.rows(), live.total()]
-    assert live.total().germinated > 0
-    for row in rows:
-        assert (
-            row.germinated
-            == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
-        )
-        assert row.blended <= row.germinated
-    assert live.total().fossilized == pytest.approx(summary.fossils * 2)
-    assert (
-        open_run(summary.folder).view.blueprints.rows() == live.rows()
-    )  # the log says the same
-    assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
-
-
 # --- Warnings about the agent
-
-
-@pytest.mark.slow
-def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
-    """The default agent on the default hosts of `planted`, up to the rounds in which the critic is checked."""
-    config = TrainingConfig.parse(
-        {"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}}
-    )
-    _, recorder = play(config, tmp_path / "r")
-    assert sum(isinstance(event, PolicyUpdated) for event in recorder.events) == 5
-    assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
 
 
 def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(

@@ -102,23 +102,6 @@ def _nasty(name: str, value: Any) -> Any:
     return value
 
 
-def not_finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """The event with every third number NaN, infinite, or extremely large or small."""
-    bad = ["nan", "inf", "-inf", 1e308, -1e308, 1e-320]
-    count = 0
-
-    def spoil(value: Any) -> Any:
-        nonlocal count
-        if isinstance(value, float):
-            count += 1
-            return bad[count % len(bad)] if count % 3 == 0 else value
-        if isinstance(value, dict):
-            return {key: spoil(item) for key, item in value.items()}
-        return [spoil(item) for item in value] if isinstance(value, list) else value
-
-    return {key: spoil(value) for key, value in fields.items()}
-
-
 class Going(NamedTuple):
     """A run folder whose log is open, and the events that are still to be written."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,14 +20,13 @@ from tests.show.page_helpers import (
     drawings,
     html_of,
     nasty,
-    not_finite,
     viewed,
 )
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_a_report_has_all_its_parts(learned: Path) -> None:
-    html = html_of(learned)
-    page = Page(html)
+    page = Page(report_html([open_run(learned)]))
     assert {"verdict", "accuracy", "slots", "agent", "configuration"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     for title in (
@@ -127,22 +125,6 @@ def test_markup_quotes_and_control_codes_from_a_log_are_text(
     words = short_form(open_run(folder))
     assert "window.hacked" in words
     assert not set(words) & {"\x1b", "\u202e", "\x00", "\ud800"}
-
-
-@pytest.mark.slow
-def test_numbers_that_are_none_leave_gaps_and_break_nothing(
-    learned: Path, copy: Callable[..., Path]
-) -> None:
-    folder = copy(learned, not_finite)
-    run = open_run(folder)
-    assert run.all_problems() == []
-    html = report_html([run])
-    Page(html)
-    for svg in drawings(html):
-        for element in svg.iter():
-            for name in ("d", "x", "y", "width", "height", "transform"):
-                assert not re.search("nan|inf", element.get(name) or ""), element.attrib
-    assert short_form(run)
 
 
 def test_several_runs_share_charts_and_stand_side_by_side(

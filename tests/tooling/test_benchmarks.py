@@ -47,13 +47,3 @@ def test_a_known_script_trains_and_tells_its_score(grow: list[str]) -> None:
     assert found is not None, done.stdout
     assert float(found[1]) < 4.5  # guessing among all characters costs 4.6
     assert (found[2] != found[3]) is bool(grow)
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_grower_is_measured_with_and_without_seeds() -> None:
-    command = [sys.executable, "-m", "benchmarks.grower_cost", "--turns", "2"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=FOLDER.parent
-    )
-    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
-    assert rows == ["0", "1 incubating", "3 incubating", "1 blended", "3 blended"]

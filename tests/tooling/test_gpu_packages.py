@@ -12,55 +12,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu import packages, plan
+from benchmarks.gpu import packages
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Makes imports of the named packages fail, then runs a module as a program.
-WITHOUT = """
-import runpy, sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in absent:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-absent = set(sys.argv[1].split(","))
-sys.meta_path.insert(0, Absent())
-sys.argv = sys.argv[2:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-RUNTIME = {"gymnasium", "click", "rich", "pydantic", "safetensors", "scipy", "sklearn"}
-OTHERS = {
-    "matplotlib",
-    "tensorboard",
-    "pytest_benchmark",
-    "sb3_contrib",
-    "torchvision",
-}
-
-
-def without(absent: set[str], *command: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    arguments = [sys.executable, "-c", WITHOUT, ",".join(sorted(absent)), *command]
-    return subprocess.run(
-        arguments, cwd=ROOT, capture_output=True, text=True, env=environment
-    )
-
-
-def collect(files: list[str], absent: set[str]) -> subprocess.CompletedProcess[str]:
-    return without(
-        absent,
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--collect-only",
-        "-m",
-        "cuda",
-        *files,
-    )
 
 
 def build_requirements() -> list[str]:
@@ -90,25 +44,6 @@ def make_wheel(folder: Path, name: str, version: str) -> None:
             "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         wheel.writestr(f"{info}/RECORD", "")
-
-
-@pytest.mark.slow
-def test_tests_of_kernels_need_nothing_but_torch_numpy_pytest_and_hypothesis() -> None:
-    found = collect(plan.kernel_files(), RUNTIME | OTHERS)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-@pytest.mark.slow
-def test_the_rest_needs_no_package_that_is_not_asked_for() -> None:
-    assert {"matplotlib"} == packages.UNUSED < OTHERS
-    found = collect([f"tests/cuda/{name}" for name in plan.STREAM_FILES], OTHERS)
-    assert found.returncode == 0, found.stdout + found.stderr
-    found = without(OTHERS, "benchmarks.gpu.imports", "runs")
-    # On a machine without a GPU only the CUDA module is missing.
-    assert found.returncode == 0 or found.stdout.startswith("esper._C_cuda: "), (
-        found.stdout + found.stderr
-    )
-    assert "; " not in found.stdout.partition("esper._C_cuda: ")[0]
 
 
 def test_packages_are_those_of_pyproject() -> None:

@@ -110,8 +110,7 @@ def test_a_merged_widening_computes_the_same_and_keeps_its_momentum() -> None:
     assert torch.equal(moments(training, head), of_head)
 
 
-@pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("optimizer", "native"), [("sgd", True), ("adamw", False)])
 def test_a_merged_host_trains_as_one_made_with_its_widths_and_weights(
     optimizer: str, native: bool
 ) -> None:
