@@ -17,6 +17,7 @@ from esper.agents.spec import ControllerSpec
 from esper.compare.arms import Arm
 from esper.compare.runner import HostResult, Results
 from esper.config import ConfigError, TrainingConfig
+from esper.config.files import at_home
 from esper.data.user_code import confirmed, is_user_task
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
@@ -217,7 +218,7 @@ class _Followed(NamedTuple):
         spec = arm.spec
         file = schedule_file(spec, arm.config.task.name)
         if spec.is_code:
-            file = Path(spec.path).expanduser()
+            file = at_home(spec.path)
         elif file is None and spec.follows:
             path = policy_path(spec.path or spec.kind)
             file = checkpoint.newest(path).file if path.is_dir() else path

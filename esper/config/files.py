@@ -6,12 +6,21 @@ Other modules import its public names from ``esper.config``.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from esper.errors import ConfigError
+
+
+def at_home(path: str | Path) -> Path:
+    """Returns ``path`` with the home folder in the place of a leading tilde. Raises ConfigError if it is not known."""
+    expanded = os.path.expanduser(path)
+    if str(expanded).startswith("~"):
+        raise ConfigError(f"{path}: there is no such home folder; give a path without ~")
+    return Path(expanded)
 
 
 def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:

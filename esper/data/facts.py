@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, Optimizer, TaskConfig, TrainingConfig
+from esper.config.files import at_home
 from esper.config.task import NEW, TRAINED
 from esper.core.chosen import choose_blueprints, choose_slots
 from esper.core.sizing import SIZING, WIDENINGS
@@ -180,7 +181,7 @@ def slots_of(names: tuple[str, ...], possible: tuple[str, ...]) -> set[str]:
 
 def weights_file(start: str) -> Path:
     """Returns the file of weights that ``task.start`` names. Raises ConfigError if the file does not exist."""
-    path = Path(start).expanduser()
+    path = at_home(start)
     saved = [path, path / BEST_HOST]
     if path.suffix == ".json":
         # The description of a saved host names its weights, too.

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
+from esper.config.files import at_home
 from esper.config.resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
 from esper.data.facts import TaskFacts, check_training
 from esper.data.objective import ClassObjective, Objective, PerSample, make_objective
@@ -32,8 +33,8 @@ MAX_CLASSES = 100
 
 
 def default_folder() -> Path:
-    """Returns the folder in the environment variable ``ESPER_DATA``, or ``~/.cache/esper``."""
-    return Path(os.environ.get("ESPER_DATA") or "~/.cache/esper").expanduser()
+    """Returns the folder in the environment variable ``ESPER_DATA``, or ``~/.cache/esper``, also without a home."""
+    return Path(os.path.expanduser(os.environ.get("ESPER_DATA") or "~/.cache/esper"))
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class DataOptions:
 
     @classmethod
     def of(cls, config: TaskConfig) -> DataOptions:
-        if config.data is None:
-            return cls(download=config.download)
-        return cls(Path(config.data).expanduser(), config.download)
+        folder = default_folder() if config.data is None else at_home(config.data)
+        if config.download:
+            folder = at_home(folder)
+        return cls(folder, config.download)
 
 
 @dataclass(frozen=True)

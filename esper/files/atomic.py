@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from esper.config.files import at_home
 from esper.errors import ConfigError
 from esper.telemetry.text import plain
 
@@ -17,11 +18,11 @@ from esper.telemetry.text import plain
 def given_path(path: str | Path) -> Path:
     """Returns the path that a user names, with the home folder in the place of a leading tilde.
 
-    Raises ConfigError for an empty one, which would be the current folder.
+    Raises ConfigError for an empty one, which would be the current folder, and for the home of nobody.
     """
     if not str(path):
         raise ConfigError("the path is empty; the current folder is .")
-    return Path(os.path.expanduser(path))
+    return at_home(path)
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:

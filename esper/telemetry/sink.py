@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
+from esper.config.files import at_home
 from esper.telemetry.event import Event
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class FileSink(Sink):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = at_home(path)
         cut_torn_line(self.path)
         self._file = self.path.open("a+", buffering=1, encoding="utf-8", newline="")
 

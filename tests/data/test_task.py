@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pwd
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import esper
 from esper.config import ConfigError, TrainingConfig
+from esper.data.facts import weights_file
 from esper.data.split import Split
-from esper.data.task import Augmentation, resolve
+from esper.data.task import Augmentation, DataOptions, resolve
+from esper.files.atomic import given_path
+from esper.telemetry.sink import FileSink
 from tests.core_helpers import digits
 from tests.data.byte_images import Rows, looked_up
 from tests.data.objective_tasks import X, Y, task
@@ -122,3 +128,34 @@ def test_labels_are_smoothed_only_where_they_are_classes() -> None:
     )
     with pytest.raises(esper.ConfigError, match=r"task\.label_smoothing"):
         esper.TrainingConfig.parse({"task": {"label_smoothing": 1.5}})
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that the machine does not know, as in a container with a number of its own."""
+
+    def unknown(_who: object) -> Any:
+        raise KeyError
+
+    for name in ("HOME", "ESPER_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+def options(**values: object) -> DataOptions:
+    return DataOptions.of(TrainingConfig.parse({"task": values}).task)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_folder_only_what_needs_it_is_refused() -> None:
+    assert options().folder == Path("~/.cache/esper")
+    assert options(data="/data", download=True).folder == Path("/data")
+    for needing in (
+        lambda: options(download=True),
+        lambda: options(data="~/data"),
+        lambda: weights_file("~/host"),
+        lambda: given_path("~/run"),
+        lambda: FileSink("~/log"),
+    ):
+        with pytest.raises(ConfigError, match="no such home folder; give a path"):
+            needing()
