@@ -132,9 +132,14 @@ class ControllerSpec:
             raise self.unknown()
 
     def require_there(self) -> ControllerSpec:
-        """Returns itself. Raises ConfigError if the file or run folder that it names does not exist."""
-        if self.path and not Path(self.path).exists():
+        """Returns itself. Raises ConfigError if the file or run folder that it names does not exist, or is neither."""
+        if not self.path:
+            return self
+        path = Path(self.path)
+        if not path.exists():
             raise ConfigError(f"{self.name!r}: {self.path} does not exist")
+        if self.is_code or self.kind in SAVED:
+            require_no_pipe(path, "Python file" if self.is_code else "checkpoint")
         return self
 
     def unknown(self) -> ConfigError:
@@ -151,6 +156,12 @@ class ControllerSpec:
         """Returns the name of a controller that plays by a copy of what this one follows, or by what it has learned."""
         kind = "checkpoint" if self.kind in ("ppo", "pretrained") else self.kind
         return f"{kind}:{copy}"
+
+
+def require_no_pipe(path: Path, kind: str) -> None:
+    """Raises ConfigError, with the ``kind`` of file that was expected, for a pipe, which may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path} is not a {kind}: it is a pipe or a device")
 
 
 def _name_of(controller: Callable[..., Any]) -> str:

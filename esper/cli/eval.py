@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from esper.agents.spec import ALONE, FORMS_OF_AGENTS, ControllerSpec
+from esper.agents.spec import ALONE, FORMS_OF_AGENTS, ControllerSpec, require_no_pipe
 from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
 from esper.cli.options import check_early, check_json_file, output_folder, put
@@ -88,7 +88,9 @@ def command(
     if not (spec.path or spec.name == "pretrained" or os.path.exists(os.path.expanduser(controller))):
         raise ConfigError(f"no checkpoint at {controller}; {FORMS_OF_AGENTS}")
 
-    check_hosts(Path(os.path.expanduser(controller)), task, changes)
+    run = Path(os.path.expanduser(controller))
+    require_no_pipe(run, "checkpoint")
+    check_hosts(run, task, changes)
 
     from esper.compare.evaluate import arms_of, evaluate_controller, hosts_config
     from esper.files.policy import SavedPolicy, check_target, find_policy, save_policy

@@ -112,6 +112,7 @@ def check_early(
         processes: the number that hosts are spread over; None: one.
     """
     from esper.agents.needs import with_needs
+    from esper.config import read_toml
     from esper.data.facts import check_known
 
     require_read(config, given)
@@ -120,7 +121,10 @@ def check_early(
 
         check_libraries(config)
     controller = config.run.controller
-    check_known(with_needs(controller, config), own_code or ControllerSpec.of(controller).is_code, processes)
+    spec = ControllerSpec.of(controller)
+    if spec.kind == "schedule" and Path(spec.path).is_file():  # a pipe is read once, when it is followed
+        read_toml(Path(spec.path), "schedule")
+    check_known(with_needs(controller, config), own_code or spec.is_code, processes)
 
 
 def given_names(assignments: Iterable[str], flags: dict[str, Any]) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from esper.agents.ppo.policy import Policy
+from esper.agents.spec import require_no_pipe
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 
@@ -125,6 +126,7 @@ def read_file(file: Path) -> State:
 
     Raises ConfigError if the file is missing, torn, modified, or not a checkpoint that this version of Esper can read.
     """
+    require_no_pipe(file, "checkpoint")
     try:
         content = file.read_bytes()
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.agents.ppo.policy import Policy
-from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec
+from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec, require_no_pipe
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import ActionSpec
 from esper.core.observation import ObservationLayout
@@ -258,6 +258,7 @@ def check_target(file: Path | str) -> Path:
 
 def _read(file: Path, name: str) -> SavedPolicy:
     """Reads a policy file. Raises ConfigError if :func:`save_policy` did not make it, or if it cannot be played."""
+    require_no_pipe(file, "policy")
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = content.metadata() or {}

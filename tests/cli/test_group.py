@@ -203,6 +203,9 @@ def test_wrong_input_is_refused_without_loading_torch(tmp_path: Path) -> None:
     """Loading torch takes seconds of one core."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
+    (tmp_path / "broken.toml").write_text("[[action\n")
+    for pipe in ("pipe", "pipe.py"):
+        os.mkfifo(tmp_path / pipe)
     wrong = [
         "run --set a.b=3",
         "run --task nope",
@@ -226,18 +229,26 @@ def test_wrong_input_is_refused_without_loading_torch(tmp_path: Path) -> None:
         "run --task gone.py:make",
         "run --controller checkpoint:gone",
         "run --controller gone.py:make",
+        "run --controller checkpoint:pipe",
+        "run --controller pipe.py:make",
+        "run --task pipe.py:make",
+        "run --task digits --controller schedule:broken.toml",
         "run --out full",
         "run --resume gone",
         "compare --arm none --arm schedule:gone.toml",
         "compare --arm none --arm random --out full",
         "compare --arm none --arm random --reference gone",
         "compare --arm none",
+        "compare --arm none --arm checkpoint:pipe",
+        "compare --task digits --arm none --arm schedule:broken.toml",
         "compare --task varied --arm none --arm random --set env.slots=nope",
         "compare --arm none --arm random --device gpu",
         "compare --arm none --arm random:env.slots=r9",
         "compare --arm none --arm ppo:ppo.gamma=0.9",
         "compare --resume gone",
         "eval gone",
+        "eval pipe",
+        "eval pipe.py:make",
         "eval pretrained --set a.b=3",
         "eval pretrained --set task.name=digits",
         "eval pretrained --device gpu",
@@ -248,6 +259,7 @@ def test_wrong_input_is_refused_without_loading_torch(tmp_path: Path) -> None:
         "report gone",
         "show gone",
         "sites gone.py:make",
+        "sites pipe.py:make",
         "info --observation --task nope",
         "info --observation --task varied",
     ]
@@ -267,5 +279,6 @@ def test_wrong_input_is_refused_without_loading_torch(tmp_path: Path) -> None:
         text=True,
         check=True,
         cwd=tmp_path,
+        timeout=500,  # a command that opens a pipe waits for ever
     )
     assert found.stdout.splitlines() == [f"{line} 2 False" for line in wrong]
