@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +12,7 @@ from esper.bench import CASES
 from esper.config.given import COUNT, FILE, FiniteRange
 from esper.config.task import Optimizer, Precision
 from esper.data.names import require_task
+from esper.telemetry.text import on_terminal
 
 # Console width without a terminal, so that no cell wraps.
 WIDE = 200
@@ -95,7 +95,7 @@ def command(
         )
         loaded = session.load(cases, args)
         torch.set_num_threads(threads)
-        console = Console(width=None if sys.stdout.isatty() else WIDE)
+        console = Console(width=None if on_terminal() else WIDE)
         heading = [*summary_lines(paths=False), f"Threads inside an operator: {threads}"]
         console.print("\n".join(heading), highlight=False)
         results: list[Result] = []

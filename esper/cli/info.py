@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +12,14 @@ import click
 
 from esper.config import ConfigError
 from esper.data.names import require_data
+from esper.telemetry.text import on_terminal
 
 FORMS = "return (model, example), where example are a few inputs of the model; or a task"
 
 
 def echo_folded(line: str, indent: int) -> None:
     """Prints a line; in a terminal, it is folded between words and goes on ``indent`` columns to the right."""
-    if sys.stdout.isatty():
+    if on_terminal():
         line = textwrap.fill(
             line,
             shutil.get_terminal_size().columns,

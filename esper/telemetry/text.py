@@ -135,6 +135,12 @@ def plain(value: Any) -> Any:
     return value
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal; an object that a program has put in its place may not know."""
+    known = getattr(sys.stdout, "isatty", None)
+    return known is not None and bool(known())
+
+
 def print_anywhere() -> None:
     """Makes this process print a question mark where the encoding of a terminal or a pipe lacks a character.
 

@@ -144,3 +144,25 @@ def test_a_line_into_a_pipe_stays_whole(
     monkeypatch.setenv("COLUMNS", "20")
     echo_folded(LINE, 7)
     assert capsys.readouterr().out == LINE + "\n"
+
+
+def test_an_output_that_does_not_know_whether_it_is_a_terminal_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Output:
+        """Has what print() needs, as objects that programs put in the place of standard output."""
+
+        def __init__(self) -> None:
+            self.written: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.written.append(text)
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
+    echo_folded("a line " * 40, 2)
+    assert "".join(output.written) == "a line " * 40 + "\n"

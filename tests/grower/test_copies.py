@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
@@ -25,6 +26,7 @@ from tests.grower.loops import (
     Y,
     net,
     plain,
+    plant,
     same,
     scores,
     script,
@@ -308,3 +310,25 @@ def test_a_script_of_seeds_is_refused_with_what_works() -> None:
     with pytest.raises(ConfigError, match=r"use torch\.export or torch\.jit\.trace"):
         torch.jit.script(network)
     torch.testing.assert_close(torch.jit.trace(network, X)(X), network(X))
+
+
+def test_copies_are_quantized_and_pruned_before_and_while_a_model_grows() -> None:
+    alone = Loop(epochs=11).run()
+    loop = Loop(epochs=11).run(1)
+    for _ in range(2):
+        copied = copy.deepcopy(loop.model).eval()
+        prune.l1_unstructured(copied.head, "weight", 0.5)
+        assert (copied.head.weight == 0).sum() == copied.head.weight.numel() // 2
+        prune.remove(copied.head, "weight")
+        small = torch.ao.quantization.quantize_dynamic(copied, {nn.Linear}, torch.qint8)
+        torch.testing.assert_close(small(X), copied(X), atol=0.3, rtol=0.1)
+        assert not any(type(module) is nn.Linear for module in small.modules())
+        loop.run(5)
+    loop.run()
+    assert same(weights(loop.grower.finish()), weights(alone.grower.finish()))
+
+
+def test_a_network_whose_seeds_have_all_merged_is_scripted() -> None:
+    loop = Loop(epochs=11, controller=script({**GROW, 0: plant("r0c0", "lora")})).run()
+    network = loop.grower.finish(merge=True).eval()
+    torch.testing.assert_close(torch.jit.script(network)(X), network(X))

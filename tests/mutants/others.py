@@ -49,6 +49,20 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/cli/test_group.py::test_wrong_input_is_refused_without_loading_torch",
         ),
         Fault(
+            "a broken schedule is found late",
+            "esper/cli/options.py",
+            '        read_toml(Path(spec.path), "schedule")\n',
+            "        pass\n",
+            "tests/cli/test_group.py::test_wrong_input_is_refused_without_loading_torch",
+        ),
+        Fault(
+            "the home of nobody is a folder",
+            "esper/config/files.py",
+            '    if str(expanded).startswith("~"):\n',
+            "    if False:\n",
+            "tests/data/test_task.py::test_without_a_home_folder_only_what_needs_it_is_refused",
+        ),
+        Fault(
             "an unknown reference is taken",
             "esper/compare/arms.py",
             "    if reference not in names:\n",
