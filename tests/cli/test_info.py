@@ -156,7 +156,7 @@ def test_an_output_that_does_not_know_whether_it_is_a_terminal_is_written_to(
             self.written: list[str] = []
 
         def write(self, text: str) -> int:
-            self.written.append(text)
+            self.written.append("" + text)  # takes no bytes
             return len(text)
 
         def flush(self) -> None:

@@ -114,7 +114,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a file that is not there is looked for late",
             "esper/agents/spec.py",
-            "        if self.path and not Path(self.path).exists():\n",
+            "        if not path.exists():\n",
             "        if False:\n",
             "tests/cli/test_group.py::test_wrong_input_is_refused_without_loading_torch",
         ),
@@ -206,7 +206,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a tilde is a folder",
             "esper/files/atomic.py",
-            "    return Path(os.path.expanduser(path))\n",
+            "    return at_home(path)\n",
             "    return Path(path)\n",
             "tests/run/test_surroundings.py::test_the_home_folder_stands_in_for_a_tilde_at_every_door",
         ),
