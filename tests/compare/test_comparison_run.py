@@ -318,6 +318,7 @@ def test_fewer_than_one_training_seed_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_every_arm_is_set_up_for_the_devices_of_its_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ OF_ACCURACY = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     values=st.fixed_dictionaries(dict.fromkeys(OF_ACCURACY, percent)),
     weighted=st.floats(0, 1e4),
@@ -160,7 +160,7 @@ losses = st.floats(0.01, 2.29)
 
 
 @pytest.mark.trap(29)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"])
 )

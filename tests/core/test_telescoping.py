@@ -85,7 +85,7 @@ def discounted(paid: list[dict[str, Any]], names: set[str], gamma: float) -> flo
 
 
 @pytest.mark.trap(21)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes)
 def test_potential_terms_of_an_episode_telescope_to_zero(
     mode: str, gamma: float, episode: list[Step]
@@ -101,7 +101,7 @@ def test_potential_terms_of_an_episode_telescope_to_zero(
 
 
 @pytest.mark.trap(21)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes, value=st.floats(-5, 5))
 def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     mode: str, gamma: float, episode: list[Step], value: float
@@ -123,7 +123,7 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     sizes=st.lists(st.floats(0, 8), min_size=1, max_size=20),
     kept=st.floats(0, 8),
@@ -150,7 +150,7 @@ def test_priced_rewards_add_up_to_the_score_minus_the_price_of_the_final_size(
 
 
 @pytest.mark.trap(22)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(mode=modes, episode=episodes)
 def test_the_outcome_is_paid_at_termination_only(
     mode: str, episode: list[Step]

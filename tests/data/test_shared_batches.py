@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -271,6 +272,8 @@ def test_a_worker_that_dies_is_reported() -> None:
                 list(made.epoch())
             except RuntimeError as error:
                 told.append(isinstance(error, SharedBatchError) or worker_died(error))
+        del made
+        gc.collect()  # a loader that is left to a later collection tells of the death then
     except RuntimeError as error:
         told.append(worker_died(error))
     assert told

@@ -190,7 +190,7 @@ assignments = st.text(max_size=20) | st.builds(
 )
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=50)
 @given(many=st.lists(assignments, max_size=4))
 def test_assignments_are_taken_or_refused(many: list[str]) -> None:
     said = refusal(lambda: assigned(*many))
@@ -202,7 +202,7 @@ def test_assignments_are_taken_or_refused(many: list[str]) -> None:
 SPEC = ActionSpec(("r0c0", "r0c1"), ("conv_light", "norm"))
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=30)
 @given(content=mutated((SCHEDULES / "digits.toml").read_bytes()))
 def test_a_schedule_is_one_or_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
