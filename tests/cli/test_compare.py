@@ -157,6 +157,7 @@ LEARNING = (
 )
 
 
+@pytest.mark.slow
 def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
     found = esper(
         "compare", *LEARNING, "--rounds", "1", "--train-seeds", "2", "--out", "out"

@@ -11,7 +11,7 @@ import pytest
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from tests.cli.conftest import MINE, SIMULATED, TASK, Esper, executed
+from tests.cli.conftest import SIMULATED, Esper
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -102,42 +102,6 @@ def test_expected_errors_are_shown_without_a_traceback(
     monkeypatch.setattr("esper.compare.runner.play_round", breaks)
     found = esper("eval", str(run))
     assert (found.code, found.err) == (1, "Error: a worker died\n")
-
-
-@pytest.mark.slow
-def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
-    Path("mine.py").write_text(MINE)
-    small = (
-        "--envs",
-        "2",
-        "--episode-length",
-        "3",
-        "--rounds",
-        "1",
-        "--set",
-        "task.samples_per_epoch=128",
-    )
-    quick = ("--set", "run.evaluation_pairs=2")
-    assert esper("run", *small, *quick, "--task", TASK, "--out", "mine").code == 0
-    executed()
-    refused = esper("eval", "mine", "--pairs", "1")
-    assert refused.code == 2
-    assert (
-        "mine names the task 'mine.py:make_task', which is Python code" in refused.err
-    )
-    assert executed() == 0
-    found = esper(
-        "eval", "mine", "--pairs", "1", "--task", TASK, "--save", "a.safetensors"
-    )
-    assert found.code == 0, found.err
-    assert executed() == 1
-    again = esper("eval", "a.safetensors", "--pairs", "1")
-    assert again.code == 2
-    assert (
-        "a.safetensors names the task 'mine.py:make_task', which is Python code"
-        in again.err
-    )
-    assert executed() == 0
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {

@@ -20,6 +20,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.exam.context import Law, task_of
 from esper.run.rollout import play_round
 from esper.telemetry.event import ContextDrawn, EpisodeCompleted, Event
+from tests.selection import slow_except
 
 SHORT = Law(
     ("made_table_1", "made_images_2", "digits"),
@@ -105,7 +106,7 @@ def test_envs_of_a_group_play_one_context_but_not_where_they_are_judged() -> Non
     assert list(env.contexts) == list(contexts)
 
 
-@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("grows", slow_except([True], [True, False]))
 def test_an_env_shows_and_pays_what_one_of_its_context_alone_does(grows: bool) -> None:
     """Row 0, whose host has the random numbers of the other env's only one."""
     for seed in range(4):

@@ -250,6 +250,7 @@ def in_dtype_of_model(loop: Loop, x: torch.Tensor, y: torch.Tensor) -> None:
     plain(loop, x.to(loop.model.head.weight.dtype), y)
 
 
+@pytest.mark.slow
 def test_torch_fx_traces_a_finished_network() -> None:
     for path in ("body", "body.0", "head"):
         loop = Loop(sites={"r0c0": path}, model=net().eval()).run()

@@ -118,7 +118,7 @@ def test_each_value_has_a_row_with_its_interval_if_that_is_bounded(
 anything = st.floats() | st.sampled_from([0.0, 1e308, -1e308, 5e-324])
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     st.lists(st.tuples(anything, anything, anything, anything), min_size=1, max_size=8)
 )
