@@ -21,13 +21,6 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[merged-another device]",
         ),
         Fault(
-            "growth continued in inference mode cannot be trained",
-            "esper/grower/grower.py",
-            "    @outside_inference()\n    def load_state_dict",
-            "    def load_state_dict",
-            "tests/grower/test_surroundings.py::test_a_loop_goes_on_from_its_state_in_any_state[inference mode]",
-        ),
-        Fault(
             "the delta has a share of its own",
             "esper/hosts/seed_hook.py",
             "    return torch.add(h, delta.to(h.dtype), alpha=alpha)",
