@@ -282,7 +282,7 @@ def plain_words(summary: RunSummary, task: str) -> list[str]:
         "better": f"growing paid off: {gap} over the same hosts alone, {pair.wins} of {pair.pairs} better",
         "worse": f"growing did harm: {gap} against the same hosts alone",
         "no evidence": f"whether growing pays off is open: {gap} on {pair.pairs} hosts",
-        "no verdict": f"{gap} on each of {pair.pairs} hosts, with no spread to judge it by",
+        "no verdict": f"{gap}, without a verdict: {pair.constant}",
     }
     answer = [
         f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}.",

@@ -133,8 +133,8 @@ class ArmComparison:
 
     @property
     def word(self) -> str:
-        """The verdict on the first arm, for a table: better, worse, more, less, no evidence, no verdict (all pairs
-        differ by the same number), or inconclusive (too few)."""
+        """The verdict on the first arm, for a table: better, worse, more, less, no evidence, no verdict (copies of
+        one host, or pairs that all differ by the same number), or inconclusive (too few)."""
         if self.pair.few:
             return "inconclusive"
         if self.pair.constant:
@@ -157,7 +157,8 @@ class ArmComparison:
         decimals = 2 + score.decimals
         difference = with_unit(f"{score.of(pair.difference):+z6.{decimals}f}", score.gap)
         interval = "no interval"
-        if pair.pairs > 1:
+        bounded = math.isfinite(pair.interval.high)
+        if bounded:
             low = score.of(pair.interval.low)
             high = score.of(pair.interval.high)
             interval = f"{low:+z.{decimals}f} to {high:+z.{decimals}f}"
@@ -168,7 +169,7 @@ class ArmComparison:
             verdict += f", {pair.constant}"
         elif verdict == "no evidence":
             verdict += " of a difference"
-            if pair.pairs > 1 and not low <= 0 <= high:  # it would be alone
+            if bounded and not low <= 0 <= high:  # it would be alone
                 verdict += f" among all comparisons, p {p_value(self.adjusted_p, '= ')}"
         return f"{difference}, {interval}: {verdict}"
 
@@ -217,12 +218,14 @@ def analyse(
     reference: str,
     metrics: Sequence[Metric] = METRICS,
     train_seeds: int | None = None,
+    alike: bool = False,
 ) -> list[MetricResult]:
     """Analyses the hosts of each arm, given in the order of their pairs; one result for each of ``metrics``.
 
-    ``train_seeds``: number of training seeds, if arms learn; the hosts of each follow one another.
+    ``train_seeds``: number of training seeds, if arms learn; the hosts of each follow one another. ``alike``: as in
+    :func:`compare_pairs`.
     """
-    return [_analyse(metric, hosts, reference, train_seeds) for metric in metrics]
+    return [_analyse(metric, hosts, reference, train_seeds, alike) for metric in metrics]
 
 
 def _analyse(
@@ -230,6 +233,7 @@ def _analyse(
     hosts: Mapping[str, Sequence[HostResult]],
     reference: str,
     train_seeds: int | None,
+    alike: bool,
 ) -> MetricResult:
     values = {name: metric.values(of_arm) for name, of_arm in hosts.items()}
     missing = _missing(values)
@@ -240,7 +244,15 @@ def _analyse(
     pairs = []
     for name, of_arm in values.items():
         if metric.judged and name != reference:
-            pairs.append(compare_pairs(of_arm, base, name_a=name, name_b=reference, train_seeds=train_seeds))
+            pair = compare_pairs(
+                of_arm,
+                base,
+                name_a=name,
+                name_b=reference,
+                train_seeds=train_seeds,
+                alike=alike,
+            )
+            pairs.append(pair)
     return MetricResult(
         metric,
         arms={name: summarise(of_arm, train_seeds) for name, of_arm in values.items()},

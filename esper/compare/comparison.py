@@ -31,6 +31,7 @@ from esper.compare.runner import (
 from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.config import ConfigError, TrainingConfig
 from esper.core.state import Baseline
+from esper.data.names import SIMULATED
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.files.system_info import describe_environment
@@ -47,6 +48,8 @@ class ArmResult:
     accuracy: Floats
     parameters: Floats
     fossils: Floats
+    alike: bool = False
+    """Whether hosts do not differ from pair to pair, because they are simulated."""
 
     @property
     def columns(self) -> dict[str, Floats]:
@@ -54,17 +57,24 @@ class ArmResult:
         return {"accuracy": self.accuracy, "parameters": self.parameters, "seeds_kept": self.fossils}
 
     @classmethod
-    def of(cls, controller: str, hosts: Sequence[HostResult]) -> ArmResult:
+    def of(cls, controller: str, hosts: Sequence[HostResult], alike: bool) -> ArmResult:
         return cls(
             controller,
             np.array([host.accuracy for host in hosts]),
             np.array([host.parameters for host in hosts]),
             np.array([host.fossils for host in hosts]),
+            alike,
         )
 
     def against(self, other: ArmResult) -> PairedComparison:
         """Compares the accuracies of this arm with those of another one, pair by pair."""
-        return compare_pairs(self.accuracy, other.accuracy, name_a=self.controller, name_b=other.controller)
+        return compare_pairs(
+            self.accuracy,
+            other.accuracy,
+            name_a=self.controller,
+            name_b=other.controller,
+            alike=self.alike,
+        )
 
 
 def compare_controllers(
@@ -135,7 +145,8 @@ def play_held_out(
                 arm.env.configure(baseline=baseline)
         order = np.random.default_rng([run_seed, len(arms)])
         hosts = play(arms, pairs, size, order, progress, results)
-    return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
+    alike = maker.config.task.name in SIMULATED
+    return [ArmResult.of(name, of_arm, alike) for name, of_arm in hosts.items()]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from esper.compare.runner import (
 from esper.compare.statistics import MIN_SEEDS
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.state import Baseline
+from esper.data.names import SIMULATED
 from esper.data.task import Task
 from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
@@ -271,7 +272,13 @@ class ComparisonRun:
             reference=self.reference,
             requested_pairs=self.pairs * (self.train_seeds or 1),
             hosts=hosts,
-            metrics=analyse(hosts, self.reference, metrics_of(self.first.score), finished_seeds),
+            metrics=analyse(
+                hosts,
+                self.reference,
+                metrics_of(self.first.score),
+                finished_seeds,
+                alike=self.first.config.task.name in SIMULATED,
+            ),
             folder=self.files.path,
             train_seeds=finished_seeds,
             requested_seeds=self.train_seeds,

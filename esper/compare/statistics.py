@@ -55,7 +55,7 @@ class PairedComparison:
 
     ``difference_std`` is the sample standard deviation (n - 1), NaN for one pair; ``effect_size`` is ``difference /
     difference_std`` (Cohen's d_z), NaN without spread. ``p_value`` is the sign-flip test's. It is NaN if all pairs
-    differ by the same number, which leaves no spread to judge it by.
+    differ by the same number, which leaves no spread to judge it by, or if an arm consists of ``copies``.
     ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
     not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
 
@@ -81,6 +81,9 @@ class PairedComparison:
     ties: int
     losses: int
     trained: bool = False
+    copies: str | None = None
+    """The arm whose hosts are copies of one host. Copies are no sample: there is no p, no effect size, no
+    Mann-Whitney test, and the interval is unbounded."""
 
     @property
     def few(self) -> str | None:
@@ -92,7 +95,11 @@ class PairedComparison:
 
     @property
     def constant(self) -> str | None:
-        """The reason that a comparison has no p: all its pairs differ by the same number; None if they do not."""
+        """The reason that a comparison has no p: an arm consists of copies, or all pairs differ by the same number.
+
+        None if it has one."""
+        if self.copies:
+            return f"all {self.pairs} hosts of {self.copies} are copies of one host, which are no sample"
         if not math.isnan(self.p_value):
             return None
         return f"the same in all {self.pairs} {self._unit}, so there is no spread to judge it by"
@@ -149,6 +156,7 @@ def compare_pairs(
     resamples: int = 10_000,
     seed: int = 0,
     train_seeds: int | None = None,
+    alike: bool = False,
 ) -> PairedComparison:
     """Compares two arms pair by pair. Raises ValueError for unequal lengths, no pairs, or a value that is not finite.
 
@@ -158,6 +166,7 @@ def compare_pairs(
         seed: seed of both resamplings; the same input and seed give the same result.
         train_seeds: number of training seeds, each with n / train_seeds consecutive hosts, if they are the unit of
             evidence; None: every host is.
+        alike: whether hosts do not differ from pair to pair, as simulated ones: those with equal results are copies.
     """
     left = _finite(a, name_a)
     right = _finite(b, name_b)
@@ -174,9 +183,20 @@ def compare_pairs(
     std = _sample_std(differences, largest)
     effect_size = difference / std if std else math.nan
     mann_whitney = scipy.stats.mannwhitneyu(left, right, alternative="two-sided")
+    mann_whitney_u = float(mann_whitney.statistic)
+    mann_whitney_p = max(SMALLEST_P, float(mann_whitney.pvalue))
     p_value = t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed)
     if std == 0.0 and abs(difference) > ROUNDING * largest:
         p_value = math.nan
+    copies = None
+    if alike and train_seeds is None and len(differences) > 1:
+        if np.ptp(right) == 0.0:
+            copies = name_b
+        elif np.ptp(left) == 0.0:
+            copies = name_a
+    if copies:
+        interval = ConfidenceInterval(-math.inf, math.inf)
+        effect_size = p_value = mann_whitney_u = mann_whitney_p = math.nan
     return PairedComparison(
         name_a=name_a,
         name_b=name_b,
@@ -189,12 +209,13 @@ def compare_pairs(
         level=LEVEL,
         interval=interval,
         p_value=p_value,
-        mann_whitney_u=float(mann_whitney.statistic),
-        mann_whitney_p=max(SMALLEST_P, float(mann_whitney.pvalue)),
+        mann_whitney_u=mann_whitney_u,
+        mann_whitney_p=mann_whitney_p,
         wins=int((left > right).sum()),
         ties=int((left == right).sum()),
         losses=int((left < right).sum()),
         trained=train_seeds is not None,
+        copies=copies,
     )
 
 

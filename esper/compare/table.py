@@ -141,10 +141,10 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
         if result.pairs > 1 and result.metrics[0].metric.common({name: hosts}) is not None:
             copies.append(name)
     if copies:
-        yield (
-            f"{', '.join(copies)}: all hosts have the same result. Copies of one deterministic host are no sample, so "
-            "there is no interval, and no p where all pairs differ by the same number."
-        )
+        reason = "There is no interval, and no p where all pairs differ by the same number."
+        if any(comparison.pair.copies for comparison in result.metrics[0].comparisons.values()):
+            reason = "Such simulated hosts are copies of one host, which are no sample: there is no verdict."
+        yield f"{', '.join(copies)}: all hosts have the same result. {reason}"
     yield from result.caveats()
     # Controls are said to be made for an arm, and how well they match it.
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
@@ -232,7 +232,7 @@ def _effects(result: MetricResult) -> Table:
             escape(name),
             f"{pair.wins}/{pair.ties}/{pair.losses}",
             figure(pair.effect_size, 2, "+") or NONE,
-            f"{pair.mann_whitney_u:g}",
+            NONE if pair.copies else f"{pair.mann_whitney_u:g}",
             p_value(pair.mann_whitney_p),
         )
     return table

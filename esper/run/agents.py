@@ -23,7 +23,7 @@ from esper.agents.spec import UNTRAINED
 from esper.compare.comparison import ArmResult, play_held_out
 from esper.compare.runner import HostResult, Results
 from esper.data.facts import check_learning
-from esper.data.names import DRAWN
+from esper.data.names import DRAWN, SIMULATED
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
@@ -126,9 +126,10 @@ class FixedAgent(Agent):
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
         test, alone, parameters, fossils, host = np.concatenate(self.results, axis=1)
+        alike = self.config.task.name in SIMULATED
         return [
-            ArmResult(self.config.run.controller, test, parameters, fossils),
-            ArmResult("none", alone, host, np.zeros_like(fossils)),
+            ArmResult(self.config.run.controller, test, parameters, fossils, alike),
+            ArmResult("none", alone, host, np.zeros_like(fossils), alike),
         ]
 
     def state_dict(self) -> dict[str, Any]:

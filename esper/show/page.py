@@ -145,17 +145,12 @@ def answer(view: RunView) -> str:
     other = f"the same hosts under {found.reference}"
     if found.reference == ALONE:
         other = "the same hosts left alone"
-    low = score.difference(found.low, unit=False)
-    high = score.difference(found.high, unit=False)
     verdict, _, _ = found.verdict.partition(" (")
-    pairs = count(completed.pairs, "pair")
-    evidence = f"95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, {pairs}"
-    if math.isnan(found.p_value):
-        evidence = verdict
+    evidence = _evidence(found, score, count(completed.pairs, "pair"))
     begin = "Whether growth helps is open"
-    if "better" in verdict and found.difference > 0:
+    if " is better by " in verdict and found.difference > 0:
         begin = "Growth helped"
-    elif "better" in verdict and found.difference < 0:
+    elif " is better by " in verdict and found.difference < 0:
         begin = "Growth hurt"
     size = (
         f"with {completed.parameters:,.0f} parameters instead of {completed.host_parameters:,}; hosts that have as "
@@ -171,19 +166,25 @@ def answer(view: RunView) -> str:
     )
 
 
+def _evidence(found: events.Comparison, score: ScoreUnit, *more: str) -> str:
+    """Returns the interval and p of a comparison; the reason if it has no p."""
+    if math.isnan(found.p_value):
+        return found.verdict
+    low = score.difference(found.low, unit=False)
+    high = score.difference(found.high, unit=False)
+    return ", ".join((f"95 % interval {low} to {high}", f"p {p_value(found.p_value, '= ')}", *more))
+
+
 def _learning(found: events.Comparison | None, score: ScoreUnit) -> str:
     """Returns a sentence on an agent and itself untrained, after a space; "" if that was not compared."""
     if found is None:
         return ""
     verdict, _, _ = found.verdict.partition(" (")
     begin = "Whether learning helped is open"
-    if "better" in verdict:
+    if " is better by " in verdict:
         begin = f"Learning made the agent {'better' if found.difference > 0 else 'worse'}"
-    low = score.difference(found.low, unit=False)
-    high = score.difference(found.high, unit=False)
-    p = p_value(found.p_value, "= ")
     gap = score.difference(found.difference)
-    return f" {begin}: {gap} against the agent untrained (95 % interval {low} to {high}, p {p})."
+    return f" {begin}: {gap} against the agent untrained ({_evidence(found, score)})."
 
 
 def _not_compared(view: RunView) -> str:

@@ -47,7 +47,9 @@ def verdict(view: RunView) -> list[Block]:
     for c in completed.comparisons:
         value, low, high = map(score.of, (c.difference, c.low, c.high))
         intervals.append(Interval(c.reference, value, low, high))
-        ends = f"{score.difference(c.low, unit=False)} to {score.difference(c.high, unit=False)}"
+        ends = "none"
+        if math.isfinite(c.high):
+            ends = f"{score.difference(c.low, unit=False)} to {score.difference(c.high, unit=False)}"
         row = [
             c.reference,
             score.value(c.accuracy, unit=False),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from esper.cli.group import group
@@ -86,13 +87,16 @@ def test_the_result_is_one_line_of_plain_words() -> None:
 
 
 def test_copies_of_one_host_are_said_to_be_no_sample() -> None:
-    (first, *_) = plain_words(alone(*[12.5] * 10), "planted")
-    assert (
-        first
-        == "In short, +12.50 pp on each of 10 hosts, with no spread to judge it by."
+    ours = np.random.default_rng(0).normal(70, 1, 10)
+    pair = compare_pairs(ours, [64.63] * 10, name_a="mine", name_b="none", alike=True)
+    summary = replace(ended(), comparisons=tuple(corrected([pair])))
+    gap = f"{pair.difference:+.2f} pp"
+    copies = "all 10 hosts of none are copies of one host, which are no sample"
+    (first, *_) = plain_words(summary, "planted")
+    assert first == f"In short, {gap}, without a verdict: {copies}."
+    assert result_lines(summary)[3].endswith(
+        f"{gap}, no interval: no verdict, {copies}"
     )
-    line = result_lines(alone(*[12.5] * 10))[3]
-    assert line.endswith("so there is no spread to judge it by")
 
 
 @pytest.mark.parametrize(

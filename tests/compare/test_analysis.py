@@ -46,7 +46,7 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
     assert all(c.verdict == "no evidence of a difference" for c in found)
 
 
-def test_copies_of_one_host_have_no_p_and_no_verdict() -> None:
+def test_pairs_that_differ_by_one_number_have_no_p_and_no_verdict() -> None:
     """However many there are; the comparison beside them is corrected for both."""
     none = arm("none", *[64.63] * 10)
     noise = np.random.default_rng(0).normal(70, 1, 10)
@@ -57,6 +57,45 @@ def test_copies_of_one_host_have_no_p_and_no_verdict() -> None:
     same = "the same in all 10 pairs, so there is no spread to judge it by"
     assert shifted.verdict == f"no verdict: {same}"
     assert shifted.line(ACCURACY).endswith(f"no verdict, {same}")
+
+
+@pytest.mark.parametrize("constant", ["none", "arm", "both"])
+def test_simulated_hosts_with_equal_results_are_copies_and_no_sample(
+    constant: str,
+) -> None:
+    """Whatever the other arm has: ten copies know no more than one."""
+    noise = np.random.default_rng(0).normal(70, 1, 10)
+    same = [64.63] * 10
+    values = {"none": same if constant != "arm" else noise}
+    values["mine"] = [67.15] * 10 if constant != "none" else noise
+    hosts = {
+        name: [host(accuracy, 0, loss=accuracy) for accuracy in of_arm]
+        for name, of_arm in values.items()
+    }
+    (found,) = analyse(hosts, "none", (TEST_ACCURACY,), alike=True)
+    comparison = found.comparisons["mine"]
+    pair = comparison.pair
+    copies = "mine" if constant == "arm" else "none"
+    words = f"all 10 hosts of {copies} are copies of one host, which are no sample"
+    assert (comparison.word, comparison.verdict) == (
+        "no verdict",
+        f"no verdict: {words}",
+    )
+    assert comparison.line(ACCURACY).endswith(f"no interval: no verdict, {words}")
+    numbers = (comparison.adjusted_p, pair.effect_size, pair.mann_whitney_p)
+    assert all(map(math.isnan, (*numbers, pair.mann_whitney_u)))
+    assert math.isinf(pair.interval.high)
+
+
+def test_hosts_that_vary_are_compared_also_if_they_are_simulated() -> None:
+    """And so are real hosts whose results are equal, as in a task that all of them solve."""
+    noise = np.random.default_rng(0).normal(70, 1, (2, 10))
+    assert compare_pairs(noise[0], noise[1], alike=True).copies is None
+    assert compare_pairs([100.0] * 10, noise[0]).winner() == "a"
+    # Training seeds are a sample of agents, on whatever hosts they play.
+    assert (
+        compare_pairs(noise[0], [64.0] * 10, train_seeds=5, alike=True).copies is None
+    )
 
 
 def test_accuracy_by_size_has_means_and_no_verdict() -> None:

@@ -87,12 +87,12 @@ def test_numbers_that_do_not_exist_are_dashes(tmp_path: Path) -> None:
         copies,
         requested_pairs=12,
         hosts=hosts,
-        metrics=analyse(hosts, "none", METRICS[:1]),
+        metrics=analyse(hosts, "none", METRICS[:1], alike=True),
     )
     text = printed(copies)
     assert row(text, "grown", 0) == ["grown", "77.10", "0.00", "-", "77.10", "-"]
-    assert row(text, "grown", 1) == ["grown", "+12.50", "-", "-", "no", "verdict"]
-    assert row(text, "grown", 2)[1:3] == ["12/0/0", "-"]
+    assert row(text, "grown", 1) == ["grown", "+12.50", "-", "no", "verdict"]
+    assert row(text, "grown", 2)[1:] == ["12/0/0", "-", "-", "-"]
     assert "none, grown: all hosts have the same result." in " ".join(text.split())
 
 
