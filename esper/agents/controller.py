@@ -16,6 +16,7 @@ from esper.core.action import HEADS, RELEVANT, ActionSpec, Op, integers_of
 from esper.core.arrays import Bools, Float32s, Floats, Ints
 from esper.core.observation import ObservationLayout
 from esper.core.stage import STAGES, SeedStage
+from esper.errors import did_you_mean
 
 Masks = Mapping[str, Bools]
 
@@ -142,11 +143,18 @@ class EnvView:
     masks: Masks
 
     def value(self, name: str) -> float:
-        """Returns an entry of the host."""
-        return float(self.observation[self.layout.index[name]])
+        """Returns an entry of the host. Raises ValueError for a name that the observation does not have."""
+        return float(self.observation[self._place(name)])
+
+    def _place(self, name: str) -> int:
+        index = self.layout.index
+        if name not in index:
+            similar = did_you_mean(name, index)
+            raise ValueError(f"no observation {name!r}{similar}; `esper info --observation` lists all of a task")
+        return index[name]
 
     def slot(self, slot: str, name: str) -> float:
-        """Returns an entry of a slot and its seed."""
+        """Returns an entry of a slot and its seed. Raises ValueError as :meth:`value` does."""
         return self.value(f"{slot}/{name}")
 
     @property
@@ -187,7 +195,7 @@ class EnvView:
         blueprint: str,
         name: str,
     ) -> float:
-        """Returns an entry of a seed that could be planted."""
+        """Returns an entry of a seed that could be planted. Raises ValueError as :meth:`value` does."""
         return self.value(f"{slot}/{blueprint}/{name}")
 
     def epochs_in_stage(self, slot: str) -> int:
@@ -199,7 +207,7 @@ class EnvView:
 
     def stage(self, slot: str) -> SeedStage:
         # One of these entries is 1, and the others are 0.
-        first = self.layout.index[f"{slot}/stage_{STAGES[0].name.lower()}"]
+        first = self._place(f"{slot}/stage_{STAGES[0].name.lower()}")
         of_stages = self.observation[first : first + len(STAGES)]
         return STAGES[int(of_stages.argmax())]
 
@@ -215,13 +223,16 @@ class EnvView:
         slot: str,
         blueprint: str | None = None,
     ) -> bool:
-        """True if an op is legal in a slot, for GERMINATE with ``blueprint`` unless it is None."""
-        s = self.spec.slots.index(slot)
+        """True if an op is legal in a slot, for GERMINATE with ``blueprint`` unless it is None.
+
+        Raises ValueError for an unknown slot or blueprint, with the known ones.
+        """
+        s = self.spec.index("slot", slot)
         if not self.masks["op_slot"][op, s]:
             return False
         if blueprint is None:
             return True
-        b = self.spec.blueprints.index(blueprint)
+        b = self.spec.index("blueprint", blueprint)
         return bool(self.masks["slot_blueprint"][s, b])
 
 

@@ -110,7 +110,7 @@ class ActionSpec:
         action[0] = op
         # In the order of HEADS, so that the first wrong value is the one that is named.
         for head in RELEVANT[op]:
-            action[HEADS.index(head)] = self._index(head, values[head])
+            action[HEADS.index(head)] = self.index(head, values[head])
 
         if op is Op.GERMINATE:
             fitting = self.offers(self.slots[action[1]])
@@ -142,7 +142,8 @@ class ActionSpec:
             "alpha_curve": ALPHA_CURVES,
         }[head]
 
-    def _index(self, head: str, value: object) -> int:
+    def index(self, head: str, value: object) -> int:
+        """Returns the index of a head's value. Raises ValueError listing the choices if it is none of them."""
         choices = self.choices(head)
         if value is None:
             raise ValueError(f"{head} is missing; choose one of: {', '.join(map(str, choices))}")

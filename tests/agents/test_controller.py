@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -35,6 +38,44 @@ def test_a_view_reads_the_observation_by_name() -> None:
     assert not view.legal(Op.FOSSILIZE, "r0c0")
     assert view.legal(Op.GERMINATE, "r0c0", "norm")
     assert not view.legal(Op.GERMINATE, "r0c1", "norm")
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (
+            lambda view: view.value("accuracy_slop_3"),
+            "no observation 'accuracy_slop_3' (did you mean 'accuracy_slope_3'?); `esper info --observation` lists",
+        ),
+        (
+            lambda view: view.slot("r0c1", "contribtion"),
+            "no observation 'r0c1/contribtion' (did you mean 'r0c1/contribution'?)",
+        ),
+        (
+            lambda view: view.choice("r0c0", "norm", "params"),
+            "no observation 'r0c0/norm/params'",
+        ),
+        (lambda view: view.stage("r9c9"), "no observation 'r9c9/stage_"),
+        (
+            lambda view: view.legal(Op.WAIT, "r9c9"),
+            "slot 'r9c9' is not one of: r0c0, r0c1",
+        ),
+        (
+            lambda view: view.legal(Op.GERMINATE, "r0c0", "moss"),
+            "blueprint 'moss' is not one of: norm",
+        ),
+    ],
+)
+def test_a_view_names_the_most_similar_of_the_known_names(
+    read: Callable[[EnvView], object], words: str
+) -> None:
+    world = World()
+    masks = {name: mask[0] for name, mask in world.masks().items()}
+    view = EnvView(
+        SPEC, LAYOUT, one_observation(LAYOUT, world.base, world.slots), masks
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read(view)
 
 
 def test_no_growth_waits() -> None:
