@@ -39,7 +39,7 @@ ARMS = {
     "advisor": "widens all layers before training, if that is worth its price",
     "random, heuristic, plateau, need, schedule": "built-in rules",
     "schedule:FILE.toml": "plays the actions of a file",
-    "path.py:function": "a controller of yours",
+    "path.py:function": "a controller of yours, also as path.py:Class",
     "ppo": "an agent that the comparison trains",
     "ppo:RUN, checkpoint:PATH": "a trained agent",
     "pretrained": "the agent that comes with Esper",

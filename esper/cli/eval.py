@@ -66,8 +66,9 @@ def command(
 
     RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained", an agent that comes with
     Esper. It plays twice: greedy (its most likely actions) and stochastic (actions from its policy). With --task or
-    --width, it plays hosts unlike those it learned on. RUN can also be a controller of your own, path.py:function,
-    which plays once. The folder is that of a comparison: after an interruption, `esper compare --resume` continues it.
+    --width, it plays hosts unlike those it learned on. RUN can also be a controller of your own, path.py:function or
+    path.py:Class, which plays once. The folder is that of a comparison: after an interruption, `esper compare --resume`
+    continues it.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()

@@ -41,7 +41,7 @@ MAX_READ = 200_000_000
 @click.option(
     "--controller",
     help="ppo, checkpoint:PATH, pretrained, advisor, schedule, schedule:FILE.toml, heuristic, plateau, need, random, "
-    "none, or one of your own, path.py:function.  [default: ppo]",
+    "none, or one of your own, path.py:function or path.py:Class.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
 @click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]")
@@ -79,12 +79,12 @@ def command(
     rank_timeout: float,
     **flags: Any,
 ) -> None:
-    """Grow hosts with a controller, and compare it with the same hosts left alone and other baselines.
+    """Grow hosts with a controller, and compare it with the same hosts left alone, and an agent with rules, too.
 
     A host is a small network that grows while it trains. Without --task, an agent learns on hosts that differ, the task
     varied; other controllers grow hosts of digits. Defaults not shown below come from the task; `esper info --config`
-    lists every value of --set. The run folder receives config.toml, env.json, events.jsonl, metrics.csv, the
-    best grown host and a checkpoint.
+    lists every value of --set. The run folder receives config.toml, env.json, events.jsonl, metrics.csv, a checkpoint
+    and, unless hosts are simulated or drawn (planted, varied), the best grown host.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()

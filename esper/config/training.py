@@ -41,7 +41,7 @@ class RunConfig(Section):
     controller: str = "ppo"
     """Controller that chooses actions: ppo (an agent that learns), checkpoint:PATH (a trained agent), schedule (the one
     that comes with the task), schedule:FILE.toml, advisor, heuristic, plateau, need, random, none, or one of your own,
-    path.py:function."""
+    path.py:function or path.py:Class."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default."""
     evaluation_pairs: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 16

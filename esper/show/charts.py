@@ -62,6 +62,8 @@ class Line:
     """Whether others are compared with it: a dashed line, or large diamonds above other points."""
     shared: bool = True
     """Whether the line is also drawn where several runs share the chart."""
+    connected: bool = True
+    """Whether points are joined. They are not if neighbours cannot be compared, as rounds on hosts that differ."""
 
 
 @dataclass(frozen=True)
@@ -315,13 +317,16 @@ def draw_line(axes: Axes, line: Line) -> None:
             alpha=0.18,
             linewidth=0,
         )
+    style = "--" if line.reference else "-"
     marker = ""
-    if line.color >= 0 and len(x) <= MAX_MARKED:
+    if not line.connected:
+        style = "none"
+    if style == "none" or (line.color >= 0 and len(x) <= MAX_MARKED):
         marker = MARKERS[line.color % len(MARKERS)]
     axes.plot(
         x,
         floats(line.y),
-        "--" if line.reference else "-",
+        linestyle=style,
         color=shade,
         marker=marker,
         markersize=3.5,

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from esper.agents.spec import ControllerSpec
 from esper.data.names import DRAWN
 from esper.show.view import MAX_HISTORY, RunView
 from esper.telemetry import event as events
@@ -136,9 +137,11 @@ def plan(event: events.RunStarted) -> list[str]:
     epochs = count(event.episode_length, "epoch")
     if event.task in DRAWN:
         epochs = f"at most {epochs}"
+    # The rounds of an agent that learns have no hosts left alone; it is compared with some at the end.
+    beside = "" if ControllerSpec.of(event.controller).learns else ", beside the same hosts left alone"
     lines = [
         f"{event.controller} will grow {hosts} on {event.task}: {count(event.rounds, 'round')} of {event.n_envs}, "
-        f"{epochs} each, beside hosts left alone",
+        f"{epochs} each{beside}",
         "host: a network in training; slot: a place where a seed (new layers) is tried; kept seeds stay",
     ]
     if event.tier is None:

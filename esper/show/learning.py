@@ -47,9 +47,10 @@ def agent(view: RunView) -> list[Block]:
     for (kind, title), words in RETURNS.items():
         found: list[Any] = view.of(kind)
         if found:
-            if kind is events.RoundCompleted and view.hosts_differ:
+            comparable = kind is not events.RoundCompleted or not view.hosts_differ
+            if not comparable:
                 words += OTHER_HOSTS
-            blocks.append(_returns(title, words, found, view.score))
+            blocks.append(_returns(title, words, found, view.score, comparable))
     if not view.of(events.AgentValidated):
         blocks.append(note(NO_CURVE))
     for name, (field, words) in UPDATES.items():
@@ -83,12 +84,13 @@ def _returns(
     words: str,
     found: Sequence[Any],
     score: ScoreUnit,
+    comparable: bool,
 ) -> Chart:
     """Returns the chart of the discounted returns of events by round, with those of rules, in pp where they are."""
     scale = score.of_reward or 1.0
     unit = score.gap if score.of_reward else ""
     x = [event.round for event in found]
-    lines = [Line("return", x, [scale * event.mean_return for event in found])]
+    lines = [Line("return", x, [scale * event.mean_return for event in found], connected=comparable)]
     for rule, level in getattr(found[0], "rules", {}).items():
         lines.append(Line(rule, x, [scale * level] * len(x), -1, reference=True))
     label = labelled("discounted return", unit)

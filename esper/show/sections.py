@@ -137,11 +137,12 @@ def _by_round(view: RunView) -> list[Block]:
         grown.append(score.of(found.grown))
         if found.other is not None:
             alone.append(score.of(found.other))
-    lines = [Line("grown", x, grown)]
+    comparable = not view.hosts_differ
+    lines = [Line("grown", x, grown, connected=comparable)]
     if alone:
-        lines.append(Line("without growth", x, alone, -1, reference=True))
+        lines.append(Line("without growth", x, alone, -1, reference=True, connected=comparable))
     words = f"{capital(score.name)} of the committed networks at the end of a round."
-    if view.hosts_differ:
+    if not comparable:
         words += OTHER_HOSTS
     short = f"round {last.round}, {split}"
     label = score.label(f"{split} {score.name}")

@@ -19,6 +19,7 @@ from esper.show.charts import (
     Interval,
     Line,
     Picture,
+    draw_line,
     interval_chart,
     line_chart,
 )
@@ -207,3 +208,15 @@ def test_the_users_style_neither_changes_a_chart_nor_is_changed() -> None:
         styled = line_chart("a", [Line("b", [1, 2], [1, 2])], "x", "y")
         assert matplotlib.rcParams["lines.linewidth"] == 9
     assert styled == plain
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("color", [0, -1])
+def test_points_that_cannot_be_compared_are_not_joined(
+    connected: bool, color: int
+) -> None:
+    axes = Figure().add_subplot()
+    draw_line(axes, Line("a", [1, 2], [1.0, 2.0], color, connected=connected))
+    (drawn,) = axes.lines
+    assert (drawn.get_linestyle() == "None") != connected
+    assert connected or drawn.get_marker() not in ("", "None")

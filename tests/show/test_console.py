@@ -35,14 +35,17 @@ def printed(*events: Event, width: int = 40) -> list[str]:
 
 def test_the_header_describes_the_run() -> None:
     first, *others = printed(started())
-    assert first == (
-        "ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each, beside hosts left alone"
-    )
+    assert first == ("ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each")
     text = "\n".join(others)
     assert "seed 7; host: 6,418 parameters" in text
     assert "simulated" not in text
     for part in ("r0c0, r0c1", "conv_light, norm", "runs/a"):
         assert part in text
+
+
+def test_rounds_are_beside_hosts_left_alone_unless_an_agent_learns() -> None:
+    first, *_ = printed(replace(started(), controller="heuristic"))
+    assert first.endswith(", 30 epochs each, beside the same hosts left alone")
 
 
 def test_a_round_has_one_line() -> None:

@@ -179,7 +179,7 @@ def test_lasting_information_is_printed_above_the_view() -> None:
     sink.close()
     lines = plain(written(console))
     for wanted in (
-        "ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each, beside hosts left alone",
+        "ppo will grow 96 hosts on digits: 12 rounds of 8, 30 epochs each",
         "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
         "rollback: round 12, host 3, epoch 17: loss spike (8.5000, limit 4.2500), back to epoch 12",
         "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",

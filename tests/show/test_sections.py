@@ -243,6 +243,7 @@ def test_a_price_is_taken_off_test_scores_only() -> None:
     chart = charts(accuracy(view))["return by round"]
     assert chart.y_label == "test return, pp"
     assert "cannot be compared" in chart.words
+    assert [line.connected for line in chart.lines] == [False, False]
     assert "test return of 81.00 pp" in answer(view)
 
 
@@ -251,10 +252,12 @@ def test_discounted_returns_are_in_pp_where_rewards_are_a_score() -> None:
     plain = charts(agent(view))["discounted return"]
     assert (list(plain.lines[0].y), plain.y_label) == ([0.5], "discounted return")
     assert "cannot be compared" not in plain.words
+    assert plain.lines[0].connected
     view.handle(PRICED)
     priced = charts(agent(view))["discounted return"]
     assert (list(priced.lines[0].y), priced.y_label) == ([5.0], "discounted return, pp")
     assert "cannot be compared" in priced.words
+    assert not priced.lines[0].connected
 
 
 def test_an_agent_that_is_never_validated_has_a_line_instead_of_a_curve() -> None:

@@ -42,6 +42,14 @@ def test_metrics_keep_every_digit(tmp_path: Path) -> None:
     assert row["committed_accuracy"] == "nan"
 
 
+def test_a_baseline_that_was_not_measured_is_empty(tmp_path: Path) -> None:
+    sink = MetricsCsvSink(tmp_path / "metrics.csv")
+    sink.handle(completed(1, baseline_accuracy=math.nan))
+    sink.close()
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert row["baseline_accuracy"] == ""
+
+
 def test_metrics_cut_a_torn_row_before_they_append(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     sink = MetricsCsvSink(path)

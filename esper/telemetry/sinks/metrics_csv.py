@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from pathlib import Path
 
 from esper.telemetry.event import Event, RoundCompleted
@@ -50,6 +51,8 @@ class MetricsCsvSink(FileSink):
         if not isinstance(event, RoundCompleted):
             return
         row = {name: getattr(event, name) for name in PLAIN_COLUMNS}
+        if math.isnan(event.baseline_accuracy):  # it was not measured
+            del row["baseline_accuracy"]
         for phase, seconds in event.phase_seconds.items():
             row[f"phase/{phase}"] = seconds
         for kind, held in by_kind(event.memory).items():
