@@ -44,6 +44,16 @@ class ActionMask:
         affordable = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
         return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & affordable))
 
+    def why_illegal(self, spec: ActionSpec, env: int, row: Ints) -> str:
+        """Returns the first reason that an env's action [8], which is illegal, is so."""
+        values = spec.decode(row)
+        op, slot = values["op"], values.get("slot")
+        if not self.op[env, row[0]]:
+            return f"{op} was legal in no slot"
+        if not self.op_slot[env, row[0], row[1]]:
+            return f"{op} was not legal in {slot}"
+        return f"{values['blueprint']} could not be planted in {slot}"
+
     def illegal(
         self,
         spec: ActionSpec,

@@ -120,6 +120,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
+        self.first_illegal = ""
+        """Where and why the first illegal action was one, since all envs began an episode together."""
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: EpisodeRules | None = None
@@ -369,6 +371,8 @@ def checked(choices: Choices, config: ResolvedConfig) -> Choices:
 def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     """Starts the next episode of the envs ``starting`` bool [E]."""
     env.illegal_actions[starting] = 0
+    if starting.all():
+        env.first_illegal = ""
     env.reward.reset(starting)
     for term in env.reward_terms.values():
         term[starting] = 0.0
@@ -440,7 +444,12 @@ def accepted_actions(env: SlotVectorEnv, actions: Any) -> Actions:
             raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
     legal = env.mask.legal(np.arange(env.num_envs), actions)
     active = ~env.done
-    env.illegal_actions += active & ~legal
+    illegal = active & ~legal
+    env.illegal_actions += illegal
+    if illegal.any() and not env.first_illegal:
+        first = int(illegal.argmax())
+        reason = env.mask.why_illegal(env.action_spec, first, actions[first])
+        env.first_illegal = f"{reason} (host {first}, epoch {env.state.epoch[first]})"
     executed = active & legal
     return np.where(executed[:, None], actions, Op.WAIT)
 

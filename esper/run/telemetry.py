@@ -20,7 +20,7 @@ from esper.env.training_backend import copies_held
 from esper.files.run_folder import RunFolder
 from esper.run.rollout import Round
 from esper.run.tracking import tracking_sinks
-from esper.telemetry.anomaly import AnomalyDetector
+from esper.telemetry.anomaly import AnomalyDetector, illegal_actions
 from esper.telemetry.event import (
     BaselineMeasured,
     Comparison,
@@ -201,29 +201,29 @@ class RunTelemetry:
         epochs = int(stats.epochs.sum())
         samples = epochs * self.config.trained_samples
         before = played.phases_before
-        self.emit(
-            RoundCompleted(
-                round=number,
-                rounds=self.config.run.rounds,
-                episodes=env.num_envs,
-                mean_return=float(stats.returns.mean()),
-                committed_accuracy=float(stats.committed.mean()),
-                baseline_accuracy=float(stats.baseline.mean()),
-                test_accuracy=test,
-                alone_test_accuracy=alone,
-                fossils=float(stats.fossils.mean()),
-                rollbacks=int(stats.rollbacks.sum()),
-                illegal_actions=int(stats.illegal_actions.sum()),
-                epochs=epochs,
-                samples=samples,
-                seconds=time.perf_counter() - played.began,
-                epochs_per_second=epochs / stats.seconds,
-                images_per_second=samples / stats.seconds,
-                phase_seconds={name: after - before.get(name, 0.0) for name, after in env.phase_seconds.items()},
-                memory=self._memory(envs),
-                need=stats.need,
-            )
+        completed = RoundCompleted(
+            round=number,
+            rounds=self.config.run.rounds,
+            episodes=env.num_envs,
+            mean_return=float(stats.returns.mean()),
+            committed_accuracy=float(stats.committed.mean()),
+            baseline_accuracy=float(stats.baseline.mean()),
+            test_accuracy=test,
+            alone_test_accuracy=alone,
+            fossils=float(stats.fossils.mean()),
+            rollbacks=int(stats.rollbacks.sum()),
+            illegal_actions=int(stats.illegal_actions.sum()),
+            epochs=epochs,
+            samples=samples,
+            seconds=time.perf_counter() - played.began,
+            epochs_per_second=epochs / stats.seconds,
+            images_per_second=samples / stats.seconds,
+            phase_seconds={name: after - before.get(name, 0.0) for name, after in env.phase_seconds.items()},
+            memory=self._memory(envs),
+            need=stats.need,
         )
+        for event in (completed, *illegal_actions(completed, env.first_illegal)):
+            self.emit(event)
         if update is not None:
             updated = PolicyUpdated(round=number, env_steps=env_steps, **vars(update))
             warnings = self.detector.look(updated)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from esper.config import AnomalyConfig
-from esper.telemetry.event import AnomalyDetected, PolicyUpdated
+from esper.telemetry.event import AnomalyDetected, PolicyUpdated, RoundCompleted
+from esper.telemetry.text import count
 
 KINDS = {
     "not_finite": "check the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
@@ -25,9 +26,21 @@ KINDS = {
     "value_wrong": "lower ppo.learning_rate, set ppo.value_clip, or raise env.n_envs for more data per update",
     "gradient_vanished": "check whether rewards differ between hosts; raise ppo.entropy_start, or start with "
     "another run.seed",
+    "illegal_actions": "choose by the mask: view.legal(op, slot, blueprint) in a rule",
     "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
 }
 """Advice by anomaly."""
+
+
+def illegal_actions(played: RoundCompleted, first: str) -> list[AnomalyDetected]:
+    """Returns the warning about a round's illegal actions, of which ``first`` describes one; [] if there were none."""
+    number = played.illegal_actions
+    if not number:
+        return []
+    kind = "illegal_actions"
+    words = f"{count(number, 'illegal action')} in {count(played.epochs, 'epoch')} became WAIT; the first: {first}"
+    return [AnomalyDetected(played.round, kind, None, float(number), 0.0, words, KINDS[kind])]
+
 
 Finding = tuple[str, str | None, float, float, str]
 """Key of KINDS, head, measured value, threshold, description."""

@@ -372,7 +372,7 @@ class PolicyUpdated(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnomalyDetected(Event):
-    """A problem in how the agent learns. It does not change the run.
+    """A problem in how the agent learns or a controller acts. It does not change the run.
 
     ``kind`` is one of ``esper.telemetry.anomaly.KINDS``, ``head`` the head of the policy concerned, if any; ``found``
     describes the problem and ``advice`` what to try. ``measured`` lies beyond ``threshold``.

@@ -1,6 +1,9 @@
 """Legal actions of slots and blueprints."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from esper.core.action import HEADS, ActionSpec, Op
 from esper.core.mask import ActionMask
@@ -40,6 +43,24 @@ def test_the_mask_is_joint_in_op_slot_and_blueprint() -> None:
     heads = table.heads(SPEC)
     assert heads["slot"].tolist() == [[True, True, False]]
     assert set(heads) == {*HEADS, "op_slot", "slot_blueprint"}
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ((Op.FOSSILIZE, "r0c0"), "FOSSILIZE was legal in no slot"),
+        ((Op.PRUNE, "r0c0"), "PRUNE was not legal in r0c0"),
+        ((Op.GERMINATE, "r1c0", "norm"), "norm could not be planted in r1c0"),
+    ],
+)
+def test_the_first_reason_of_an_illegal_action_is_named(
+    action: tuple[Any, ...], reason: str
+) -> None:
+    table = mask([(1, 0), (1, 2), (int(Op.PRUNE), 1)])
+    table.slot_blueprint[0, 2, 0] = False
+    row = SPEC.encode(*action)
+    assert not table.legal(0, row)
+    assert table.why_illegal(SPEC, 0, row) == reason
 
 
 def test_germinate_needs_a_slot_that_can_afford_something() -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from esper.agents.controller import EnvView, PerEnvController
+from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.arrays import Ints
+from esper.run.experiment import Experiment
 from esper.telemetry.event import (
+    AnomalyDetected,
     BaselineMeasured,
     EpochCompleted,
     PolicyUpdated,
@@ -17,6 +24,7 @@ from esper.telemetry.event import (
 from esper.telemetry.memory import STATUS, by_kind
 from esper.telemetry.record import stable_record
 from tests.run.run_helpers import (
+    Recorder,
     learned_state,
     learning,
     metrics,
@@ -25,6 +33,39 @@ from tests.run.run_helpers import (
     stable_metrics,
     tiny,
 )
+
+
+class Forbidden(PerEnvController):
+    """Keeps a seed that is not there."""
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        return self.spec.encode(Op.FOSSILIZE, "r0c0")
+
+
+@pytest.mark.parametrize("controller", [Forbidden, "random"])
+def test_illegal_actions_of_a_round_are_a_warning(
+    tmp_path: Path, controller: Any
+) -> None:
+    config = TrainingConfig.parse(
+        {
+            "task": {"name": "planted"},
+            "env": {"n_envs": 2, "episode_length": 8},
+            "run": {"rounds": 2},
+        }
+    )
+    recorder = Recorder()
+    Experiment(
+        config, tmp_path / "run", callbacks=[recorder], controller=controller
+    ).run()
+    found = [event for event in recorder.events if isinstance(event, AnomalyDetected)]
+    if controller == "random":
+        assert found == []
+        return
+    assert [event.round for event in found] == [1, 2]
+    assert {event.found for event in found} == {
+        "16 illegal actions in 16 epochs became WAIT; the first: "
+        "FOSSILIZE was legal in no slot (host 0, epoch 0)"
+    }
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")

@@ -327,4 +327,4 @@ def test_every_limit_is_in_the_configuration() -> None:
     detector = AnomalyDetector(config.anomaly, max_grad_norm=0.5, rounds=1)
     assert DETECTOR.look(updated(round=1)) == []
     kinds = {event.kind for event in detector.look(updated(round=1))}
-    assert kinds == set(KINDS) - {"not_finite"}
+    assert kinds == set(KINDS) - {"not_finite", "illegal_actions"}
