@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from esper.config import ConfigError
 from esper.core.blend import CONTAINER as CONTAINER
@@ -89,8 +90,12 @@ def forget_copied(network: nn.Module) -> list[GrowingHook]:
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the submodules of ``module`` by name, without the container of seeds, which may stand in any module."""
-    return {name: child for name, child in module.named_children() if not isinstance(child, GrownSeeds)}
+    """Returns the submodules of ``module`` by name, without those that may stand in any layer: the container of seeds,
+    and the parametrizations that compute its weights."""
+    children = {name: child for name, child in module.named_children() if not isinstance(child, GrownSeeds)}
+    if is_parametrized(module):
+        children.pop("parametrizations")
+    return children
 
 
 def home_of(model: nn.Module, sink: str) -> str:
@@ -169,8 +174,11 @@ REPLACED = {"BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper"
 
 
 def require_stays(where: str, module: nn.Module) -> None:
-    """Raises ConfigError for a ``module`` that a library replaces by another one later, without its seeds."""
+    """Raises ConfigError for a ``module`` that a library replaces by another one later, without its seeds, and for one
+    that computes a weight of a layer."""
     kind = type(module)
+    if isinstance(module, ParametrizationList):
+        raise ConfigError(f"{where} computes a weight of a layer, as weight_norm does: name the layer itself")
     if REPLACED.intersection(ancestor.__name__ for ancestor in kind.__mro__):
         raise ConfigError(
             f"{where} lies in a {kind.__name__} of {kind.__module__.partition('.')[0]}, which merge_and_unload() "

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 import esper
 from esper.config import ConfigError
@@ -208,6 +209,19 @@ class Tied(nn.Module):
 
 def test_a_widening_that_does_not_merge_is_left_out() -> None:
     assert paths(find_sites(Tied(), torch.randn(4, 8)), "widen") == []
+
+
+@pytest.mark.parametrize("computed", [weight_norm, spectral_norm, orthogonal])
+def test_what_computes_the_weights_of_a_layer_is_no_site(
+    computed: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = nn.Sequential(computed(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3))
+    assert [site.path for site in find_sites(model, torch.randn(4, 8))] == ["1"]
+    for path in ("0.parametrizations.weight", "0.parametrizations.weight.0"):
+        with pytest.raises(
+            ConfigError, match="weight_norm does: name the layer itself"
+        ):
+            esper.graft(model, [path])
 
 
 @pytest.mark.parametrize(
