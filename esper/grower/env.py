@@ -55,6 +55,11 @@ def require_reached(hooks: SiteHooks) -> None:
             f"the submodule of slot {', '.join(missing)} runs only within transforms of torch.func, such as vmap, in "
             "which seeds do not learn: name a submodule outside of them, or call it with a whole batch"
         )
+    if missing and hooks.passes.last is None:
+        raise ConfigError(
+            "evaluate has not run the model, and nothing else has: it must score the model that it is given by calling "
+            f"it; no pass has reached slot {', '.join(missing)}"
+        )
     if missing:
         raise ConfigError(
             f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "

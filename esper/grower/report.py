@@ -17,6 +17,7 @@ from esper.core.stage import SeedStage
 from esper.core.units import units_in
 from esper.grower.record import LoopRecord
 from esper.telemetry.event import ActionTaken, GovernorRollback, StageChanged
+from esper.telemetry.text import count
 from esper.training.metrics import HOST, GradientSummary
 
 if TYPE_CHECKING:
@@ -220,9 +221,7 @@ class GrowthStep:
         return f"GrowthStep({self})"
 
     def __str__(self) -> str:
-        kept = sum((slot.stage == SeedStage.FOSSILIZED.name) + slot.merges for slot in self.slots.values())
-        nothing = f"no seed is on trial, {kept} kept"
-        happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or nothing
+        happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or self._settled()
         return f"epoch {self.epoch}: score {self.score:.4g}; {happened}"
 
     def _happened(self) -> Iterator[str]:
@@ -256,6 +255,17 @@ class GrowthStep:
             SeedStage.PRUNED.name: f"removed from {change.slot}: {slot.removed}",
         }
         return by_stage.get(change.after, "")
+
+    def _settled(self) -> str:
+        """Returns words for a step in which nothing happens or is about to."""
+        kept = sum(slot.stage == SeedStage.FOSSILIZED.name for slot in self.slots.values())
+        merged = sum(slot.merges for slot in self.slots.values())
+        words = "nothing on trial"
+        if merged:
+            words += f", {count(merged, 'seed')} merged"
+        if kept:
+            words += f", {count(kept, 'seed')} kept"
+        return words
 
     def _waiting(self) -> Iterator[str]:
         """Yields the seeds that are not kept yet."""

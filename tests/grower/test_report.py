@@ -108,7 +108,7 @@ def test_a_step_tells_in_one_line_what_was_planted_blended_and_kept() -> None:
     kept = next(line for line in told if "; kept " in line)
     assert f"kept {slot.blueprint} in r0c0, " in kept
     assert "contribution " in kept
-    assert told[-1].endswith("; no seed is on trial, 1 kept")
+    assert told[-1].endswith("; nothing on trial, 1 seed kept")
 
 
 def test_a_slot_still_shows_what_was_removed_from_it_and_what_decided() -> None:
