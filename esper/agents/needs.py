@@ -6,23 +6,45 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from esper.agents.spec import ControllerSpec
-from esper.config import TrainingConfig
+from esper.config import ConfigError, TrainingConfig
 from esper.core.sizing import SIZING, WIDENINGS
 
 ADVISOR = "advisor"
 NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {ADVISOR: {**SIZING, "env": {**SIZING["env"], "merge": True}}}
 """Settings by the name of a controller."""
+WITHOUT_PRICE = ("heuristic", "plateau", "need", "random", "none", "schedule")
+"""Kinds of controllers that decide without the price of parameters."""
 
 
-def default_controller(config: TrainingConfig, widens: bool, told: bool) -> str:
-    """Returns the advisor's name if it can decide, and otherwise that of the rule.
+def default_controller(config: TrainingConfig, widens: bool, missing: str) -> tuple[str, str]:
+    """Returns the advisor's name if it can decide, and otherwise that of the rule, with the reason.
 
-    ``widens``: slots widen layers; ``told``: the numbers of samples and classes are known.
+    ``widens``: slots widen layers; ``missing``: what it needs to know of the training and does not, in words.
     """
     offered = config.env.blueprints or tuple(WIDENINGS.values())
-    if widens and told and set(offered) & set(WIDENINGS.values()):
-        return ADVISOR
-    return "heuristic"
+    if not widens:
+        reason = "it finds no layer to widen"
+    elif not set(offered) & set(WIDENINGS.values()):
+        reason = "env.blueprints names no widening"
+    elif missing:
+        reason = f"it needs {missing}"
+    else:
+        return ADVISOR, ""
+    return "heuristic", f"heuristic decides, not the advisor: {reason}"
+
+
+def with_price(config: TrainingConfig, price: float | None, controller: str | Callable[..., Any]) -> TrainingConfig:
+    """Returns the config with this price of parameters, unless it is None.
+
+    Raises ConfigError if the controller decides without it.
+    """
+    if price is None:
+        return config
+    priced = config.with_values(reward={"mode": "priced", "price": price})
+    spec = ControllerSpec.of(controller)
+    if spec.kind in WITHOUT_PRICE:
+        raise ConfigError(f"price= has no effect on controller {spec.name}, which does not read it; the advisor does")
+    return priced
 
 
 def with_needs(controller: str | Callable[..., Any], config: TrainingConfig) -> TrainingConfig:

@@ -10,11 +10,13 @@ from numbers import Integral
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from esper.agents.make import OwnController
-from esper.agents.needs import default_controller, with_needs
+from esper.agents.needs import default_controller, with_needs, with_price
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
@@ -23,6 +25,7 @@ from esper.core.chosen import choose_blueprints
 from esper.core.place import Place
 from esper.core.state import Setting
 from esper.grower.gradients import Ranks
+from esper.hosts.example import outputs_of, require_outputs
 from esper.hosts.sources import SitePath
 
 if TYPE_CHECKING:
@@ -56,21 +59,43 @@ def asked(
     merge: bool | None,
     price: float | None,
     ranks: Ranks,
-) -> tuple[str | OwnController, TrainingConfig]:
-    """Returns the controller, the default one for None, and the config with what other arguments and it ask for."""
+) -> tuple[str | OwnController, TrainingConfig, str]:
+    """Returns the controller, the default one for None, and the config with what other arguments and it ask for.
+
+    The last one are words for why the default is not the advisor, if the loop has told what only that one needs. Raises
+    ConfigError if it has told the classes only, or if ``price`` has no effect.
+    """
     if not isinstance(config, TrainingConfig):
         config = TrainingConfig.parse(dict(config or {}))
     if merge is None and config.env.merge is None and ranks.parallel:
         merge = False
     if merge is not None:
         config = config.with_values(env={"merge": merge})
-    if price is not None:
-        config = config.with_values(reward={"mode": "priced", "price": price})
+    reason = ""
     if controller is None:
         widens = any(path.source is not None for path in paths.values())
-        told = setting.updates > 0 and setting.classes > 0
-        controller = default_controller(config, widens, told)
-    return controller, with_needs(controller, config)
+        if widens and setting.classes and not setting.samples:
+            raise ConfigError("classes= is for the advisor, which needs samples=, the DataLoader, too")
+        controller, reason = default_controller(config, widens, _missing(setting))
+    try:
+        config = with_price(config, price, controller)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({reason})" if reason else str(error)) from None
+    if not (setting.samples or setting.classes):
+        reason = ""
+    return controller, with_needs(controller, config), reason
+
+
+def _missing(setting: Setting) -> str:
+    """Words what the advisor needs to know and a loop has not told; "" if that is nothing."""
+    words = []
+    if not setting.samples:
+        words.append("samples=, the DataLoader")
+    elif not setting.updates:
+        words.append("the DataLoader as samples=, for the number of steps in an epoch")
+    if not setting.classes:
+        words.append("classes=")
+    return " and ".join(words)
 
 
 def check_merge(config: ResolvedConfig, ranks: Ranks) -> None:
@@ -110,8 +135,11 @@ def check_state(
         raise ConfigError(f"the state is that of a Grower with {'; '.join(others)}: make this one with equal arguments")
 
 
-def setting_of(samples: object, classes: int | None) -> Setting:
-    """Reads what a loop says of its training. Raises ConfigError for a number that does not fit."""
+def setting_of(samples: object, classes: int | None, model: nn.Module, example: Any) -> Setting:
+    """Reads what a loop says of its training. Raises ConfigError for a number that does not fit.
+
+    Outputs of ``model`` are compared with ``classes`` only if there is an ``example``.
+    """
     updates = 0
     count = samples
     try:
@@ -125,6 +153,8 @@ def setting_of(samples: object, classes: int | None) -> Setting:
     for name, value, least in (("samples", count, 1), ("classes", classes, 2)):
         if value is not None and (not isinstance(value, Integral) or value < least):
             raise ConfigError(f"{name} is {short(value)}; it must be a number of {least} or more, or None")
+    if classes is not None and example is not None:
+        require_outputs(classes, outputs_of(model, example))
     return Setting(samples=int(count or 0), updates=updates, classes=int(classes or 0))  # type: ignore[call-overload]
 
 
@@ -165,6 +195,32 @@ def check_blueprints(
     places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
     misfit = partial(registry.misfit, topology or "", places)
     choose_blueprints(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
+
+
+def require_trained_by(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raises ConfigError if the optimizer holds parameters, and none of those of ``model`` that are trained.
+
+    A parameter may be a view of a larger tensor, or have one in its place, so memory is compared, too.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not trained or not held or set(trained) & set(held):
+        return
+    if _memory_of(trained) & _memory_of(held):
+        return
+    raise ConfigError(
+        f"the optimizer holds {len(held)} parameters and none of the {len(trained)} of this model that need gradients, "
+        "which would not learn: make it with the parameters of the model that grows"
+    )
+
+
+def _memory_of(parameters: Sequence[Tensor]) -> set[int]:
+    """Returns addresses of the memory of ``parameters``, without those that have none yet."""
+    addresses: set[int] = set()
+    for parameter in parameters:
+        if not is_lazy(parameter):
+            addresses.add(parameter.untyped_storage().data_ptr())
+    return addresses - {0}
 
 
 def require_known(optimizer: Optimizer, given: Collection[str]) -> None:

@@ -116,8 +116,9 @@ class Grower:
             the model stay the same objects, with other shapes. None: only with the advisor, and on one rank.
 
     Raises:
-        ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
-            optimizer and not passed; the model or a part around a site is compiled; another Grower grows the model.
+        ConfigError: a site, the controller, the optimizer or a number does not fit, or has no effect; a schedule was
+            made for the optimizer and not passed; the model or a part around a site is compiled; another Grower grows
+            the model.
     """
 
     @outside_inference()
@@ -157,7 +158,7 @@ class Grower:
         followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
         check_numbers(horizon, baseline, points)
-        self._setting = setting_of(samples, classes)
+        self._setting = setting_of(samples, classes, model, example)
         check_incubation(incubation, ranks)
         self.model = model
         self.horizon = horizon
@@ -165,7 +166,7 @@ class Grower:
         self.started = False
         """Whether the controller acted before the first epoch."""
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        controller, config = asked(controller, config, self.paths, self._setting, merge, price, ranks)
+        controller, config, self.reason = asked(controller, config, self.paths, self._setting, merge, price, ranks)
         self.config = resolved(config, horizon - 1)
         check_merge(self.config, ranks)
         ControllerSpec.of(controller).check()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.checks import refuse_other_savers
+from esper.grower.checks import refuse_other_savers, require_trained_by
 from esper.grower.gradients import BackwardWatch, EarlierGradients, GradStash, Ranks, clip_seeds, has_gradient
 from esper.grower.stepping import (
     SLOT,
@@ -155,7 +155,8 @@ class SeedGroups:
         scaler: scales the loop's losses; None if they are not scaled.
 
     Raises:
-        ConfigError: the optimizer cannot update seeds, a scheduler is not one of it, or one was not passed.
+        ConfigError: the optimizer cannot update seeds or trains another model, a scheduler is not one of it, or one was
+            not passed.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class SeedGroups:
         self.ages: dict[str, int] = {}
         """Number of steps since a seed was planted, by slot."""
         self.optimizer = unwrapped(optimizer)
+        require_trained_by(model, self.optimizer)
         self.options = options
         self.config = config
         self.ranks = ranks

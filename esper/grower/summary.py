@@ -50,7 +50,7 @@ class GrowthSummary:
     """The reason that none was planted, if it is known."""
     unit: ScoreUnit
     reason: str = ""
-    """The expectation of an advisor, in words."""
+    """The expectation of an advisor, or why another controller decides, in words."""
 
     def _repr_html_(self) -> str:
         return html.lines(str(self))
@@ -147,7 +147,7 @@ def summary_of(grower: Grower) -> GrowthSummary:
         tried=tuple(map(replace, life.seeds)),
         note=_too_short(env),
         unit=env.score_unit,
-        reason="".join(getattr(grower.controller, "reasons", [])),
+        reason="".join(getattr(grower.controller, "reasons", [])) or grower.reason,
     )
 
 

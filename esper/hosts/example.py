@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import unwrap
 from types import MethodType
@@ -72,6 +72,20 @@ def outputs_for(
     if not found:
         raise ConfigError(f"the network returns {type(output).__name__} for the example, in which there is no tensor")
     return found
+
+
+def require_outputs(classes: int, outputs: Sequence[Tensor]) -> None:
+    """Raises ConfigError if no dimension of a network's ``outputs`` [N, ...] has room for the scores of ``classes``.
+
+    One output is enough for two classes, and outputs without other dimensions than samples may be losses.
+    """
+    shapes = [tuple(output.shape) for output in outputs if output.dim() > 1]
+    most = max((size for shape in shapes for size in shape[1:]), default=classes)
+    if most >= classes or (most, classes) == (1, 2):
+        return
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        raise ConfigError(f"classes is {classes}, more than the outputs of the model for a sample, {most}")
+    raise ConfigError(f"classes is {classes}, and the model returns fewer scores: {', '.join(map(str, shapes))}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from esper.agents.advised import parameters_by_multiple
 from esper.agents.advisor import HostFacts, shipped, unlike_words
 from esper.config import ConfigError
 from esper.core.sizing import WIDENINGS
-from esper.hosts.example import counting, outputs_of, tensors_in
+from esper.hosts.example import counting, outputs_of, require_outputs, tensors_in
 from esper.hosts.find import AUTO, FoundSite, find_sites, named_sites, samples_of
 from esper.hosts.sources import SitePath
 
@@ -108,8 +108,8 @@ def advise(
             ``sites="auto"``.
 
     Raises:
-        ConfigError: a number is not positive, the model cannot run on ``example``, or it has no layer that can be
-            wider.
+        ConfigError: a number is not positive, the model cannot run on ``example``, or it has fewer outputs than classes
+            or no layer that can be wider.
     """
     _check(samples=samples, classes=classes, epochs=epochs, batch_size=batch_size)
     if not learning_rate > 0 or not math.isfinite(learning_rate):
@@ -122,7 +122,8 @@ def advise(
     counts = parameters_by_multiple(parameters, around, _between(model, found))
     rows = samples_of(example) or 1
     with torch.no_grad(), counting() as counter:
-        outputs_of(model, example)
+        outputs = outputs_of(model, example)
+    require_outputs(classes, outputs)
     values = sum(tensor.numel() for tensor in tensors_in(example)) // rows
     facts = HostFacts(
         widths=tuple(float(site.width) for site in found),

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from esper.agents.make import OwnController
-from esper.agents.needs import default_controller, with_needs
+from esper.agents.needs import default_controller, with_needs, with_price
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
@@ -103,15 +103,14 @@ def grow(
         with seeded(0):  # the weights are not used
             host = task.new_host(config.env.slots or task.slots)
         widens = any(site.has_source for site in host.sites)
-        controller = default_controller(config, widens, task.guessed is not None)
+        controller, _ = default_controller(config, widens, "classes" if task.guessed is None else "")
     spec = ControllerSpec.of(controller).check()
     # One round of one host is one grown host.
     values = {"n_envs": 1}
     if epochs is not None:
         values["episode_length"] = epochs
     settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
-    if price is not None:
-        settings = settings.with_values(reward={"mode": "priced", "price": price})
+    settings = with_price(settings, price, controller)
     settings = with_needs(spec.name, settings)
     if not settings.telemetry.of_hosts:
         raise ConfigError("esper.grow tells the fate of seeds by their events: telemetry.level must be normal or debug")

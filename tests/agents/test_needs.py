@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from esper.agents.needs import ADVISOR, NEEDS, default_controller, with_needs
-from esper.config import TrainingConfig
+from esper.agents.needs import (
+    ADVISOR,
+    NEEDS,
+    WITHOUT_PRICE,
+    default_controller,
+    with_needs,
+    with_price,
+)
+from esper.agents.spec import NAMES
+from esper.config import ConfigError, TrainingConfig
 from esper.core.sizing import WIDENINGS
 
 
@@ -38,17 +46,35 @@ def test_other_controllers_need_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blueprints", "widens", "told", "controller"),
+    ("blueprints", "widens", "missing", "reason"),
     [
-        (None, True, True, ADVISOR),
-        (["widen_x4"], True, True, ADVISOR),
-        (["norm"], True, True, "heuristic"),
-        (None, False, True, "heuristic"),
-        (None, True, False, "heuristic"),
+        (None, True, "", ""),
+        (["widen_x4"], True, "", ""),
+        (["norm"], True, "", "env.blueprints names no widening"),
+        (None, False, "classes=", "it finds no layer to widen"),
+        (None, True, "classes=", "it needs classes="),
     ],
 )
-def test_the_advisor_decides_where_it_can(
-    blueprints: list[str] | None, widens: bool, told: bool, controller: str
+def test_the_advisor_decides_where_it_can_and_the_reason_is_given_where_it_cannot(
+    blueprints: list[str] | None, widens: bool, missing: str, reason: str
 ) -> None:
     config = TrainingConfig().with_values(env={"blueprints": blueprints})
-    assert default_controller(config, widens, told) == controller
+    name, words = default_controller(config, widens, missing)
+    assert name == ("heuristic" if reason else ADVISOR)
+    assert words.endswith(reason)
+    assert bool(words) == bool(reason)
+
+
+@pytest.mark.parametrize("name", WITHOUT_PRICE)
+def test_a_price_that_a_rule_does_not_read_is_refused(name: str) -> None:
+    assert name in NAMES
+    config = TrainingConfig()
+    with pytest.raises(ConfigError, match=f"no effect on controller {name}, which"):
+        with_price(config, 2.0, name)
+    assert with_price(config, None, name) is config
+
+
+@pytest.mark.parametrize("name", [ADVISOR, "pretrained", "mine.py:decide"])
+def test_a_price_is_that_of_the_reward(name: str) -> None:
+    reward = with_price(TrainingConfig(), 2.0, name).reward
+    assert (reward.mode, reward.price) == ("priced", 2.0)

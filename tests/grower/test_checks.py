@@ -18,6 +18,16 @@ from esper.grower.grower import Grower
 from tests.grower.loops import SITES, Loop, Net, X, Y, net, plain, scores, weights
 
 
+class Wrapper:
+    """Leaves each step to the optimizer inside, as that of accelerate does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
 def test_a_step_without_training_and_one_too_many_are_refused() -> None:
     loop = Loop(epochs=3)
     with pytest.raises(
@@ -103,6 +113,46 @@ def test_impossible_arguments_are_refused_before_training() -> None:
     refused(r"classes is \[0, 1, 2, 3, 4, 5, ...\]; it", classes=list(range(99)))
     refused("the model is compiled", model=torch.compile(model))
     refused("use DistributedDataParallel", model=nn.DataParallel(model))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"classes": 4},
+            "classes is 4, more than the outputs of the model for a sample, 3",
+        ),
+        ({"samples": None}, "classes= is for the advisor, which needs samples="),
+        ({"price": 8, "controller": "heuristic"}, "price= has no effect on controller"),
+        (
+            {"price": 8, "classes": None},
+            r"heuristic, .* \(.*it needs .* and classes=\)",
+        ),
+    ],
+)
+def test_arguments_of_the_advisor_that_do_not_fit_or_have_no_effect_are_refused(
+    changed: dict[str, Any], words: str
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    arguments = {"samples": 64, "classes": 3, "example": X[:4], **changed}
+    with pytest.raises(ConfigError, match=words):
+        Grower(model, ["body.0 -> body.2"], optimizer, horizon=5, **arguments)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_price_reaches_a_custom_controller() -> None:
+    assert Loop(price=8.0).grower.config.reward.price == 8.0
+
+
+@pytest.mark.parametrize("result", [55.0, None])
+def test_a_score_of_no_pass_of_the_model_is_named(result: float | None) -> None:
+    loop = Loop()
+    with pytest.raises(
+        ConfigError, match="evaluate has not run the model, and nothing"
+    ):
+        loop.grower.start(lambda model: result)
+    assert len(loop.optimizer.param_groups) == 1
 
 
 def test_samples_are_counted_in_any_data_with_a_length() -> None:
@@ -269,6 +319,54 @@ def test_a_group_that_has_the_key_of_seeds_is_refused(late: bool) -> None:
     optimizer = torch.optim.SGD(groups, 0.1)
     with pytest.raises(ConfigError, match=r"parameter group 1 .* has the key 'slot'"):
         Grower(model, SITES, optimizer, topology="mlp")
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, Wrapper])
+def test_an_optimizer_of_another_model_is_refused_before_anything_is_hooked(
+    wrap: Any,
+) -> None:
+    """The model would not learn, and nothing would say so."""
+    model = net()
+    optimizer = torch.optim.AdamW(net().parameters())
+    with pytest.raises(
+        ConfigError,
+        match="holds 8 parameters and none of the 8 of this model that need gradients",
+    ):
+        Grower(model, SITES, wrap(optimizer), topology="mlp")
+    assert not any(module._forward_hooks for module in model.modules())
+    assert len(optimizer.param_groups) == 1
+
+
+def test_an_optimizer_of_a_part_of_what_is_trained_is_taken() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
+    Grower(model, SITES, optimizer, topology="mlp")
+
+
+def test_an_optimizer_of_another_part_of_a_frozen_model_is_refused() -> None:
+    model = net()
+    model.body.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.body.parameters(), 0.1)
+    with pytest.raises(ConfigError, match="none of the 2 of this model that need"):
+        Grower(model, SITES, optimizer, topology="mlp")
+
+
+def test_an_optimizer_beside_a_model_that_is_frozen_as_a_whole_is_taken() -> None:
+    model = net().requires_grad_(False)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    Grower(model, SITES, optimizer, topology="mlp")
+
+
+def test_an_optimizer_of_a_flat_tensor_that_parameters_are_views_of_is_taken() -> None:
+    model = net()
+    flat = nn.Parameter(nn.utils.parameters_to_vector(model.parameters()).detach())
+    nn.utils.vector_to_parameters(flat.data, model.parameters())
+    Grower(model, SITES, torch.optim.SGD([flat], 0.1), topology="mlp")
+
+
+def test_an_optimizer_that_gets_its_parameters_later_is_taken() -> None:
+    optimizer = torch.optim.SGD([{"params": []}], 0.1)
+    Grower(net(), SITES, optimizer, topology="mlp")
 
 
 def test_an_optimizer_that_is_divided_among_ranks_is_refused() -> None:

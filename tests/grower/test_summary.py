@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from esper.core.action import Op
 from esper.grower.grower import Grower
@@ -16,6 +17,24 @@ from tests.grower.loops import Loop, X, Y, do, plant, scores, script
 
 WIDENS = script({0: plant("r2c0", "widen_half")})
 REMOVES = {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")}
+
+
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=16)
+
+
+class Decided(Loop):
+    """A loop of three epochs whose controller is the default one."""
+
+    def __init__(self, model: nn.Module, **arguments: Any) -> None:
+        super().__init__(controller=None, model=model, epochs=3)
+        self.grower = Grower(
+            self.model, "auto", self.optimizer, horizon=3, example=X[:4], **arguments
+        )
+
+
+def decided(model: nn.Module | None = None, **arguments: Any) -> Loop:
+    plain = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+    return Decided(plain if model is None else model, **arguments).run()
 
 
 def widened(epochs: int = 4, **arguments: Any) -> Loop:
@@ -44,6 +63,47 @@ def test_a_widening_is_told_in_units_of_the_layer(merge: bool) -> None:
         "widen_half in body.0 -> body.2, 12 -> 18 units: planted and kept at epoch 1"
         in str(told)
     )
+
+
+def test_a_step_after_which_nothing_is_left_to_do_counts_what_has_merged() -> None:
+    quiet = str(widened(merge=True).run().steps[-1])
+    assert quiet.endswith("; nothing on trial, 1 seed merged")
+
+
+def recurrent() -> nn.Module:
+    """Classifies [N, 8, 1] by an LSTM, of which no layer can be widened."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.LSTM(1, 4, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.layers(x.unflatten(1, (8, 1)))[0][:, -1])
+
+    return Recurrent()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"samples": 64, "classes": 3, "model": recurrent()}, "it finds no layer to"),
+        ({"samples": LOADER}, "it needs classes="),
+        ({"samples": 64, "classes": 3}, "it needs the DataLoader as samples=, for"),
+        ({"samples": 64}, "it needs the DataLoader as samples=, for the number of"),
+    ],
+)
+def test_the_reason_that_another_controller_than_the_advisor_decides_comes_first(
+    told: dict[str, Any], reason: str
+) -> None:
+    loop = decided(**told)
+    first = str(loop.grower.summary()).splitlines()[1]
+    assert first.startswith(f"  heuristic decides, not the advisor: {reason}")
+
+
+def test_a_loop_that_tells_nothing_for_the_advisor_gets_no_reason() -> None:
+    assert decided().grower.summary().reason == ""
 
 
 def test_slots_of_a_list_are_called_by_their_layers() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from esper.config import ConfigError
-from esper.hosts.example import outputs_of
+from esper.hosts.example import outputs_of, require_outputs
 
 
 class Echo(nn.Module):
@@ -191,3 +191,36 @@ def test_arguments_without_a_copy_are_handed_over_as_they_are() -> None:
     assert kept[2][0] is file
     assert kept[1]["x"] is not X
     assert kept[2][1] is not X
+
+
+@pytest.mark.parametrize(
+    ("classes", "shape"),
+    [
+        (5, (2, 5)),
+        (5, (2, 8)),  # padded
+        (2, (2, 1)),
+        (5, (2, 5, 3)),
+        (5, (2, 3, 5)),
+        (5, ()),
+        (5, (2,)),
+    ],
+)
+def test_outputs_with_room_for_the_scores_of_all_classes_are_taken(
+    classes: int, shape: tuple[int, ...]
+) -> None:
+    require_outputs(classes, [torch.zeros(()), torch.zeros(shape)])
+
+
+@pytest.mark.parametrize(
+    ("classes", "shape", "words"),
+    [
+        (6, (2, 5), "classes is 6, more than the outputs of the model for a sample, 5"),
+        (3, (2, 1), "classes is 3, more than the outputs of the model for a sample, 1"),
+        (6, (2, 5, 3), r"classes is 6, and the model returns fewer .*\(2, 5, 3\)"),
+    ],
+)
+def test_fewer_outputs_than_classes_are_refused(
+    classes: int, shape: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        require_outputs(classes, [torch.zeros(()), torch.zeros(shape)])

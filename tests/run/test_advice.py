@@ -106,6 +106,10 @@ def test_sites_can_be_named() -> None:
     [
         ({"samples": 0}, "samples is 0"),
         ({"classes": 1}, "a number of 2 or more"),
+        (
+            {"classes": 60},
+            "classes is 60, more than the outputs of the model for a sample, 5",
+        ),
         ({"epochs": 2.5}, "epochs is 2.5"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
