@@ -40,7 +40,7 @@ def claimed(folder: Path) -> Iterator[None]:
         if lock is None:
             lock = _Lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give another --out") from None
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give another folder") from None
     if not lock.users:
         _take(folder, lock)
         _LOCKS[place] = lock
@@ -61,7 +61,7 @@ def _take(folder: Path, lock: _Lock) -> None:
     except BlockingIOError:
         os.close(lock.descriptor)
         raise ConfigError(
-            f"{folder} belongs to a run in progress: give another --out, or wait until that run ends"
+            f"{folder} belongs to a run in progress: give another folder, or wait until that run ends"
         ) from None
     except OSError as error:  # a file system without locks
         logger.warning("%s cannot be locked (%s): start no second run in it", folder, error.strerror)
@@ -89,7 +89,7 @@ def new_subfolder(parent: Path, name: str) -> Path:
 def require_empty(path: Path) -> None:
     """Raises ConfigError unless ``path`` is an empty folder or does not exist."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
+        raise ConfigError(f"{path} is not empty; give a new or empty folder")
 
 
 def drop_if_empty(folder: Path) -> None:

@@ -25,6 +25,10 @@ METRICS = "metrics.csv"
 SCHEDULE = "schedule.toml"
 
 
+BEFORE_ANY_CHECKPOINT = {CONFIG, "env.json", EVENTS, METRICS, SCHEDULE}
+"""Files that a run writes before its first checkpoint."""
+
+
 class RunFolder:
     """The folder of one run. For a new run, raises ConfigError if ``path`` is not empty, before anything is written."""
 
@@ -39,13 +43,18 @@ class RunFolder:
         Raises ConfigError if another run has used it since, or it cannot be written.
         """
         require_empty(self.path)
-        with writable(self.path, "run folder", "give another --out"):
+        with writable(self.path, "run folder", "give another folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path / CONFIG, config.to_toml().encode())
             write_json(self.path / "env.json", describe_environment())
             schedule = schedule_file(ControllerSpec.of(config.run.controller), config.task.name)
             if schedule is not None:
                 write_atomic(self.path / SCHEDULE, schedule.read_bytes())
+
+    @classmethod
+    def holds_nothing_saved(cls, path: Path) -> bool:
+        """Whether ``path`` holds a run that ended before its first checkpoint, and nothing else."""
+        return (path / CONFIG).exists() and BEFORE_ANY_CHECKPOINT.issuperset(file.name for file in path.iterdir())
 
     def follows(self, controller: str) -> str:
         """Returns the controller's name on resuming, with the path of the copy kept here.

@@ -18,14 +18,16 @@ from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
 from esper.core.units import LayerUnits, layer_units
+from esper.data.facts import BEST_HOST
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.reporting import standing_of
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.atomic import given_path
+from esper.files.claim import claimed
 from esper.files.grown_host import committed_network, export
-from esper.files.run_folder import CONFIG, EVENTS
+from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.sources import SitePath
@@ -166,9 +168,35 @@ def _opened(
     task: Task,
     controller: str | OwnController,
 ) -> Experiment:
-    """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
-    if not checkpoint.files(place):
+    """Returns the run in ``place``, or a new one, also for a run there of which nothing was saved.
+
+    Raises ConfigError if the one there has another config, or is finished.
+    """
+    saved = bool(checkpoint.files(place))
+    if saved or RunFolder.holds_nothing_saved(place):
+        _require_same(settings, place, task)
+    if not saved:
+        _drop_unsaved(place)
         return Experiment(settings, place, sinks, task, controller=controller)
+    if checkpoint.newest(place).state["finished"]:
+        raise ConfigError(
+            f"{place} is finished, and holds the grown host: load it with esper.load_host({str(place / BEST_HOST)!r}, "
+            "model=...), or give a new folder to grow another"
+        )
+    return Experiment.resume(place, sinks, task, controller)
+
+
+def _drop_unsaved(place: Path) -> None:
+    """Removes the files of a run that ended before its first checkpoint, if no other process writes them."""
+    if not RunFolder.holds_nothing_saved(place):
+        return
+    with claimed(place):
+        for file in place.iterdir():
+            file.unlink()
+
+
+def _require_same(settings: TrainingConfig, place: Path, task: Task) -> None:
+    """Raises ConfigError if the run in ``place`` has another config than ``settings``."""
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
     recorded = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
     changed: list[str] = []
@@ -178,7 +206,6 @@ def _opened(
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
         )
-    return Experiment.resume(place, sinks, task, controller)
 
 
 def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
@@ -223,7 +250,7 @@ def _result(
     if summary is not None and summary.comparisons:
         alone = score.of(summary.comparison.mean_b)
     elif summary is not None and folder is not None:
-        export(network, folder / "best_host", {"test_accuracy": accuracy})
+        export(network, folder / BEST_HOST, {"test_accuracy": accuracy})
     return Grown(
         network=network,
         accuracy=score.of(accuracy),

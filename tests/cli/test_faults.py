@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) 
         found = esper(*command)
         said = plain(found, 2)
         assert f"{out} cannot be written: " in said
-        assert said.rstrip().endswith("give another --out")
+        assert said.rstrip().endswith("give another folder")
         assert "checkpoint" not in said + found.out
 
 
@@ -230,7 +230,7 @@ def test_a_folder_that_may_only_be_read_is_wrong_input(
     monkeypatch.setattr(folder, "write_atomic", refuse)
     said = plain(esper("run", *SIMULATED, "--controller", "none", "--out", "r"), 2)
     assert (
-        "run folder r cannot be written: Permission denied; give another --out" in said
+        "run folder r cannot be written: Permission denied; give another folder" in said
     )
     assert not list(Path("r").iterdir())
 

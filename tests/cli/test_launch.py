@@ -243,7 +243,7 @@ def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
     done = esper(*command, "--processes", "2", "--max-restarts", "1", "--out", "r")
     assert (done.code, done.err) == (
         2,
-        "Error: r is not empty; give --out a new or empty folder\n",
+        "Error: r is not empty; give a new or empty folder\n",
     )
 
 

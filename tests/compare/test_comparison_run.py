@@ -290,7 +290,7 @@ def test_a_folder_that_is_not_empty_or_not_a_comparison_is_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("dear diary")
-    with pytest.raises(ConfigError, match="is not empty; give --out"):
+    with pytest.raises(ConfigError, match="is not empty; give a new"):
         compare(tmp_path)
     with pytest.raises(ConfigError, match="is not the folder of a comparison"):
         ComparisonRun.resume(tmp_path)

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,8 +146,10 @@ def test_ctrl_c_returns_what_has_grown_and_the_same_call_continues(
     assert [epoch.epoch for epoch in rest.history] == list(range(1, 8))
     assert torch.equal(rest.network(task().test.x), result.network(task().test.x))
     same_run(tmp_path / "r", folder)
-    with pytest.raises(esper.ConfigError, match="is finished"):
+    again = f"is finished, .* load it with esper.load_host.*{tmp_path}/r/best_host"
+    with pytest.raises(esper.ConfigError, match=again):
         esper.grow(task(), name, **calls)
+    assert (tmp_path / "r" / "best_host.safetensors").exists()
 
 
 def test_ctrl_c_before_anything_has_grown_is_raised(
@@ -159,6 +162,41 @@ def test_ctrl_c_before_anything_has_grown_is_raised(
         esper.grow(
             task(), schedule(SCHEDULE), epochs=4, config=config(), callbacks=[at_once]
         )
+
+
+def test_the_same_call_begins_anew_where_nothing_was_saved(
+    schedule: Callable[[str], str], tmp_path: Path
+) -> None:
+    def before_a_checkpoint(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    name = schedule(EARLY)
+    folder = tmp_path / "r"
+
+    def grow(epochs: int, **more: Any) -> esper.Grown:
+        return esper.grow(
+            task(),
+            name,
+            epochs=epochs,
+            config=config(),
+            folder=folder,
+            alone=False,
+            **more,
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        grow(3, callbacks=[before_a_checkpoint])
+    assert (folder / "config.toml").exists()
+    assert not (folder / "checkpoint.pt").exists()
+    with pytest.raises(esper.ConfigError, match=r"another env\.episode_length: give"):
+        grow(4)
+    (folder / "mine.txt").touch()
+    with pytest.raises(
+        esper.ConfigError, match="not empty; give a new or empty folder"
+    ):
+        grow(3)
+    (folder / "mine.txt").unlink()
+    assert len(grow(3).history) == 3
 
 
 def test_the_host_alone_can_be_left_out_and_trained_later(
