@@ -12,6 +12,12 @@ from torch.utils.hooks import RemovableHandle
 from esper.config import ConfigError
 from esper.hosts.example import is_transformed, samples_in, tensors_in
 
+RESIZED = (
+    "layers of the saved model had other sizes: make a new Grower and call grower.load_state_dict() first, which gives "
+    "them to this model, then load the model and the optimizer"
+)
+"""Is said before torch's own words about sizes."""
+
 
 class PassHook:
     """Hooks of the whole model that note where a forward pass begins and ends, and its inputs.
@@ -95,11 +101,19 @@ class PassHook:
     def watch_loading(self, watched: Any, loaded: Callable[[], None]) -> None:
         """Calls ``loaded`` after each ``load_state_dict`` of the module ``watched`` or of what holds it."""
         self._loaded = loaded
+        self._handles.append(watched.register_load_state_dict_pre_hook(self._before_loading))
         self._handles.append(watched.register_load_state_dict_post_hook(self._after_loading))
 
-    def _after_loading(self, _module: nn.Module, _keys: object) -> None:
+    def _before_loading(self, *arguments: Any) -> None:
         if not self._copied:
-            self._loaded()
+            self._errors: list[str] = arguments[-1]  # torch raises what is in it after the load
+
+    def _after_loading(self, _module: nn.Module, _keys: object) -> None:
+        if self._copied:
+            return
+        if RESIZED not in self._errors and any("size mismatch" in error for error in self._errors):
+            self._errors.insert(0, RESIZED)
+        self._loaded()
 
     def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
         if self._copied or is_transformed() or is_traced():

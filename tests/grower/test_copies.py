@@ -200,6 +200,22 @@ def reloaded_whole(loop: Loop) -> None:
     whole.load_state_dict(whole.state_dict())
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_a_state_of_wider_layers_that_comes_before_that_of_the_grower_names_the_order(
+    part: bool,
+) -> None:
+    model = Loop().model  # with the Grower's hooks
+    state = model.state_dict()
+    state["body.0.weight"] = torch.zeros(24, 8)
+    whole = nn.Sequential(model) if part else model
+    named = {f"0.{key}" if part else key: value for key, value in state.items()}
+    with pytest.raises(RuntimeError) as error:
+        whole.load_state_dict(named)
+    said = str(error.value)
+    assert said.count("call grower.load_state_dict() first") == 1
+    assert said.index("grower.load_state_dict") < said.index("size mismatch for")
+
+
 @pytest.mark.parametrize("load", [reloaded, reloaded_part, reloaded_whole])
 def test_a_state_that_is_loaded_while_seeds_are_on_is_said_once(load: Any) -> None:
     """It has no seeds, so that an epoch is not restored by it."""
