@@ -31,24 +31,17 @@ def command(runs: tuple[Path, ...], out: Path | None) -> None:
 
 @click.command("show")
 @click.argument("run", type=PATH)
-@click.option(
-    "--watch", "watching", is_flag=True, help="Keep showing it until the run ends; Ctrl-C stops only the view."
-)
-def show(run: Path, watching: bool) -> None:
-    """Show the status of a run: progress, accuracy, verdict, slots, agent, time and latest events.
+def show(run: Path) -> None:
+    """Show the status of a run: its progress, the lines that it has printed, and the verdict.
 
     RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, of which the
-    tables written so far are shown.
+    tables written so far are shown. `watch esper show RUN` keeps showing it.
     """
     from esper.show.read import is_comparison, open_run, saved_tables
 
     if is_comparison(run):
         click.echo(saved_tables(run))
         return
-    from esper.show import live
+    from esper.show.live import short_form
 
-    opened = open_run(run)
-    if watching:
-        live.watch(opened)
-    else:
-        live.show(opened)
+    click.echo(short_form(open_run(run)))

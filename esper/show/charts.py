@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.show.view import STAGE_COLORS, RunView
-from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Stretch
 from esper.telemetry.text import clean, number, shorten, times
 
@@ -79,7 +78,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one another; in the terminal, each shared line is a row of small blocks."""
+    """Lines over one another."""
 
     title: str
     words: str
@@ -87,10 +86,6 @@ class Chart:
     x_label: str
     y_label: str
     digits: int = 2
-    short: str = ""
-    """Title in the terminal, which does not show the chart without."""
-    score: ScoreUnit | None = None
-    """Display format of the values if they are scores."""
     is_figure = True
 
     def numbers(self) -> list[list[str]]:
@@ -110,7 +105,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Values with their intervals; not shown in the terminal."""
+    """Values with their intervals."""
 
     title: str
     words: str
@@ -122,7 +117,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class SlotLanes:
-    """The slots of the hosts of the newest round: one bar and a line for each host, or lanes over the epochs."""
+    """The slots of the hosts of the newest round, as lanes over the epochs."""
 
     view: RunView
     title: str
@@ -142,8 +137,6 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: str = ""
-    columns: Sequence[int] | None = None
-    """Columns that a terminal has room for; None: all. It does not show a table with rows and none of its columns."""
     is_figure = False
 
 

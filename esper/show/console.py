@@ -55,9 +55,6 @@ class ConsoleSink(Sink):
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        self._tell(event)
-
-    def _tell(self, event: Event) -> None:
         left = self._view.pace.seconds_left()
         eta = ""
         if left:
@@ -86,7 +83,7 @@ class ConsoleSink(Sink):
             )
 
     def start(self) -> None:
-        """Does nothing: lines need no preparation, as a live view does."""
+        """Does nothing: lines need no preparation, as progress does."""
 
     def print(self, line: str) -> None:
         """Prints a line of text."""
@@ -94,12 +91,12 @@ class ConsoleSink(Sink):
         self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-def lines(event: Event, view: RunView, eta: str) -> list[str]:
+def lines(event: Event, view: RunView, eta: str = "") -> list[str]:
     """Returns the lines to print for one event, which ``view`` already contains; ``eta`` ends some of them."""
     match event:
         case events.RunStarted():
             return _header(event)
-        case events.BaselineMeasured():
+        case events.BaselineMeasured() if event.accuracy:
             hosts = count(event.episodes, "host")
             score = view.score.while_training
             final = score.value(event.accuracy[-1], 1)

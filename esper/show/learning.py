@@ -55,7 +55,7 @@ def agent(view: RunView) -> list[Block]:
         blocks.append(note(NO_CURVE))
     for name, (field, words) in UPDATES.items():
         line = _by_rounds(name, updates, field)
-        blocks.append(Chart(name, words, [line], "round", name, 3, short=name))
+        blocks.append(Chart(name, words, [line], "round", name, 3))
     heads = []
     x = [event.round for event in updates]
     for place, name in enumerate(last.head_entropies):
@@ -94,7 +94,7 @@ def _returns(
     for rule, level in getattr(found[0], "rules", {}).items():
         lines.append(Line(rule, x, [scale * level] * len(x), -1, reference=True))
     label = labelled("discounted return", unit)
-    return Chart(title, words, lines, "round", label, 3, short=labelled(title, unit))
+    return Chart(title, words, lines, "round", label, 3)
 
 
 def _by_rounds(name: str, found: Sequence[Any], field: str) -> Line:

@@ -1,37 +1,30 @@
-"""One view of a run in a terminal: of a run at work in this process, and of a run folder by `esper show`."""
+"""The lines of a run in a terminal: with its progress below them while it works, and again by `esper show`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from esper.show.console import ConsoleSink, TerminalConsole, played, size
+from esper.show.console import ConsoleSink, TerminalConsole, played
+from esper.show.page import answer
 from esper.show.read import Run
-from esper.show.screen import picture, plain, progress, section, text
+from esper.show.view import RunView
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
-from esper.telemetry.text import duration
+from esper.telemetry.text import clean, duration
 
 REFRESH_SECONDS = 0.25
-WATCH_SECONDS = 1.0
-PIPE_WIDTH = 80
-"""Columns that curves are drawn for where the output is no terminal."""
-MAX_SILENCE = 60.0
-"""Seconds without a new event after which a run of unknown state counts as ended."""
+MAX_LINE = 500
 
 
 class LiveSink(ConsoleSink):
-    """Redraws the view in place a few times per second, after an event.
+    """Prints the lines of its base, and below them the progress of the run, which it redraws after events."""
 
-    Lasting information (the header, rounds, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
-    """
-
-    tells_epochs = False  # the view has them
+    tells_epochs = False  # the progress has them
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(console, clock)
@@ -43,15 +36,13 @@ class LiveSink(ConsoleSink):
         self._live.start()
 
     def handle(self, event: Event) -> None:
-        self._view.handle(event)
-        if not isinstance(event, events.PolicyUpdated):  # those are only drawn
-            self._tell(event)
+        super().handle(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()
         self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
 
     def close(self) -> None:
-        """Removes the view."""
+        """Removes the progress."""
         self._live.stop()
 
     def _draw(self, always: bool) -> None:
@@ -60,16 +51,25 @@ class LiveSink(ConsoleSink):
         if not self._live.is_started or (fresh and not always):
             return
         self._drawn = now
-        self._live.update(self.picture(), refresh=True)
+        self._live.update(Text(progress(self._view)), refresh=True)
 
-    def picture(self) -> Group:
-        """Returns the view as it is now."""
-        console = self._console
-        return picture(self._view, console.width, console.options.ascii_only, [progress(self._view, console.width)])
+
+def progress(view: RunView) -> str:
+    """Returns the phase of the run, the part of it that is done, and the time that the rest of the phase takes."""
+    pace = view.pace
+    phase = pace.phase or "start"
+    if phase == "rounds" and view.rounds > 0:
+        phase = f"round {min(view.done + 1, view.rounds)}/{view.rounds}"
+    left = pace.seconds_left()
+    remaining = "estimating the rest"
+    if left is not None:
+        remaining = f"about {duration(left)} left"
+    # The line end gives the ^C of an interrupt a line of its own.
+    return f"{phase} {pace.part:4.0%}  {duration(pace.elapsed)} so far, {remaining}\n"
 
 
 def progress_sink() -> ConsoleSink:
-    """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
+    """Returns a sink that shows the progress if the output is an interactive terminal, otherwise one of plain lines."""
     console = TerminalConsole()
     if console.is_interactive:
         return LiveSink(console)
@@ -82,17 +82,13 @@ def is_watched() -> bool:
     return console.is_interactive or console.is_jupyter
 
 
-def head(run: Run) -> list[RenderableType]:
-    """Returns what a run folder says in place of the progress of a run at work."""
-    started = run.last(events.RunStarted)
-    about = [str(run.folder), ", ".join(f"{name} {value}" for name, value in run.about.items())]
-    if started is not None:
-        about += size(started)
-    said = {"run": about, "state": [run.state_words(), *_pace(run)], "problems": run.all_problems()}
-    lines: list[RenderableType] = []
-    for name, words in said.items():
-        lines += section(name, list(map(text, words)))
-    return lines
+def short_form(run: Run) -> str:
+    """Returns the state of a run, the lines that it has printed, and its answer, without terminal control codes."""
+    about = ", ".join(f"{name} {value}" for name, value in run.about.items())
+    lines = [f"{run.folder}: {run.state_words()}", about, *_pace(run), *run.all_problems(), "", *run.lines]
+    if run.last(events.RunCompleted) is not None:
+        lines += ["", answer(run.view)]
+    return "\n".join(clean(line, MAX_LINE) for line in lines)
 
 
 def _pace(run: Run) -> list[str]:
@@ -113,54 +109,3 @@ def _pace(run: Run) -> list[str]:
     if left is not None and run.state() != "interrupted":
         lines.append(f"about {duration(left)} left for the rounds")
     return lines
-
-
-def short_form(run: Run, ascii_only: bool = False) -> str:
-    """Returns the view as text without terminal control codes; long lines do not wrap."""
-    return plain(picture(run.view, PIPE_WIDTH, ascii_only, head(run)))
-
-
-def show(run: Run, console: Console | None = None) -> None:
-    """Prints the view once."""
-    console = console or TerminalConsole()
-    if console.is_terminal:
-        console.print(_picture(run, console))
-    else:
-        console.print(Text(short_form(run, console.options.ascii_only)), soft_wrap=True)
-
-
-def _picture(run: Run, console: Console) -> Group:
-    return picture(run.view, console.width, console.options.ascii_only, head(run))
-
-
-def in_progress(run: Run) -> bool:
-    """Whether the run is expected to write more."""
-    state = run.state()
-    return state == "running" or (state == "unknown" and run.silent_seconds < MAX_SILENCE)
-
-
-def watch(run: Run, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-    """Shows the run until it ends: in place in a terminal, otherwise again after each of its rounds.
-
-    Ctrl-C ends only the view; the run is another process and is not affected.
-    """
-    console = console or TerminalConsole()
-    terminal = Live(console=console, auto_refresh=False, transient=True) if console.is_interactive else nullcontext()
-    shown = -1
-    try:
-        with terminal as live:
-            while in_progress(run):
-                if live is not None:
-                    live.update(_picture(run, console), refresh=True)
-                elif run.view.done != shown:
-                    shown = run.view.done
-                    show(run, console)
-                    console.print()
-                pause(WATCH_SECONDS)
-                run.refresh()
-        show(run, console)
-    except KeyboardInterrupt:
-        words = ""
-        if in_progress(run):
-            words = "The view was closed; the run continues."
-        console.print(words, highlight=False)

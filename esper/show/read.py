@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError
+from esper.show.console import lines
 from esper.show.view import E, RunView
 from esper.telemetry import event as events
 from esper.telemetry.event_log import EventLog
@@ -41,6 +42,8 @@ class Run:
     """Seconds since the event log was last written."""
     view: RunView = field(default_factory=RunView)
     """All that its event log says."""
+    lines: list[str] = field(default_factory=list)
+    """The lines that the run has printed."""
 
     def __post_init__(self) -> None:
         self.log = EventLog(self.folder / EVENTS)
@@ -62,8 +65,10 @@ class Run:
         new, restarted = self.log.read()
         if restarted:
             self.view = RunView()
+            self.lines.clear()
         for event in new:
             self.view.handle(event)
+            self.lines += lines(event, self.view)
         if self.log.path.exists():
             self.silent_seconds = max(0.0, time.time() - self.log.path.stat().st_mtime)
         return bool(new) or restarted

@@ -1,4 +1,4 @@
-"""The sections of a run, each a list of charts, tables and notes, for the terminal and for the page alike."""
+"""The sections of a run, each a list of charts, tables and notes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def verdict(view: RunView) -> list[Block]:
     label = score.gap_label(f"difference of test {score.name}")
     return [
         Intervals("Difference to each baseline", words, intervals, label, score.gap),
-        Table("Comparison", heads, rows, about, (0, 3, 4, 6)),
+        Table("Comparison", heads, rows, about),
     ]
 
 
@@ -115,8 +115,7 @@ def _by_epoch(view: RunView) -> list[Block]:
         "last epoch. Committed: host and fossils only."
     )
     label = score.label(f"validation {score.name}")
-    short = f"epoch {max(view.epochs, default=0)}, validation"
-    return [Chart(f"{score.name} by epoch", words, lines, "epochs done", label, short=short, score=score)]
+    return [Chart(f"{score.name} by epoch", words, lines, "epochs done", label)]
 
 
 def _by_round(view: RunView) -> list[Block]:
@@ -144,9 +143,8 @@ def _by_round(view: RunView) -> list[Block]:
     words = f"{capital(score.name)} of the committed networks at the end of a round."
     if not comparable:
         words += OTHER_HOSTS
-    short = f"round {last.round}, {split}"
     label = score.label(f"{split} {score.name}")
-    return [Chart(f"{score.name} by round", words, lines, "round", label, short=short, score=score)]
+    return [Chart(f"{score.name} by round", words, lines, "round", label)]
 
 
 def _by_class(view: RunView) -> list[Block]:
@@ -166,7 +164,7 @@ def _by_class(view: RunView) -> list[Block]:
             rows.append([str(label), *values, score.difference(grown - alone, unit=False)])
     heads = ["class", score.label("alone"), score.label("grown"), score.gap_label("difference")]
     words = f"Validation {score.name} at the end, means: of the baseline, and of the newest round's committed hosts."
-    return _table(f"{capital(score.name)} by class", heads, rows, words, columns=())
+    return _table(f"{capital(score.name)} by class", heads, rows, words)
 
 
 def _hosts(view: RunView) -> list[Block]:
@@ -195,7 +193,7 @@ def _hosts(view: RunView) -> list[Block]:
     )
     if len(kept) > MAX_HOSTS:
         words += f" {MAX_HOSTS} of {len(kept):,} hosts are shown."
-    return _table("Hosts that kept a seed", heads, rows, words, columns=())
+    return _table("Hosts that kept a seed", heads, rows, words)
 
 
 def slots(view: RunView) -> list[Block]:
@@ -232,7 +230,7 @@ def blueprints(view: RunView) -> list[Block]:
         "hosts lean on the seed, which exceeds the gain from planting it. Seeds that are kept at once have none by "
         "then. Seeds never kept are only in the sum."
     )
-    return _table("Seeds by blueprint, all rounds", heads, rows, words, (0, 1, 2, 8))
+    return _table("Seeds by blueprint, all rounds", heads, rows, words)
 
 
 def contributions(view: RunView) -> list[Block]:
@@ -264,7 +262,7 @@ def contributions(view: RunView) -> list[Block]:
     words = (
         "At the end of the newest complete round. Shapley values divide the joint gain of a host's seeds among them."
     )
-    return _table("Contributions of seeds", heads, rows, words, columns=())
+    return _table("Contributions of seeds", heads, rows, words)
 
 
 def gradients(view: RunView) -> list[Block]:
@@ -285,7 +283,7 @@ def gradients(view: RunView) -> list[Block]:
         "Means over the epochs of all hosts of the newest round. Need: loss that the layer at a vacant slot cannot "
         "lower by its own weights. Norm: of gradients before clipping. Ratio: of a seed's to the host's, by element."
     )
-    return _table("Need and gradients", ["", *GRADIENTS], rows, words, columns=())
+    return _table("Need and gradients", ["", *GRADIENTS], rows, words)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -340,7 +338,7 @@ def time(view: RunView) -> list[Block]:
         row = [str(rank), f"{share:,.1f}", f"{share / (joint or 1.0):.1%}"]
         ranks.append(row)
     return [
-        *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", "what it is"], rows, columns=(0, 1, 2)),
+        *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", "what it is"], rows),
         note(f"round {last.round}: {duration(last.seconds)}, {rates(last)}"),
         *_table("Waiting for other ranks, all rounds", ["rank", "seconds", "share"], ranks),
     ]
@@ -379,8 +377,8 @@ def happened(view: RunView) -> list[Block]:
     where = ["where", "what", "why"]
     return [
         *_table("Latest events", where, list(map(incident, view.recent))),
-        *_table("Actions and gates", ["action or gate", "passed", "refused"], tally, columns=()),
-        *_table("Rollbacks, cut seeds, stops", where, incidents, columns=()),
+        *_table("Actions and gates", ["action or gate", "passed", "refused"], tally),
+        *_table("Rollbacks, cut seeds, stops", where, incidents),
     ]
 
 
@@ -389,12 +387,11 @@ def _table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     words: str = "",
-    columns: Sequence[int] | None = None,
 ) -> list[Block]:
     """Returns a table; [] without rows."""
     if not rows:
         return []
-    return [Table(title, heads, rows, words, columns)]
+    return [Table(title, heads, rows, words)]
 
 
 def capital(name: str) -> str:
@@ -416,7 +413,7 @@ SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {
     "memory": memory,
     "events": happened,
 }
-"""The blocks of each section by its name, most important first: a terminal may have no room for the last."""
+"""The blocks of each section by its name, most important first."""
 
 
 def sections(view: RunView) -> dict[str, list[Block]]:

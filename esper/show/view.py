@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,14 +26,6 @@ STAGE_COLORS = {
     "RESETTING": "#e2e2e2",
 }
 """For colour-blind readers, all light enough for black text. Of a merged seed its slot is free."""
-STAGE_WORDS = {
-    "GERMINATED": "planted",
-    "TRAINING": "training",
-    "BLENDING": "blending",
-    "HOLDING": "holding",
-    "FOSSILIZED": "kept",
-}
-"""Stages in which a slot holds a seed, in a word."""
 REST = "the rest"
 """Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
 MAX_RECENT = 5
@@ -86,8 +78,6 @@ class RunView:
     """The newest epoch of each host of the newest round, by env."""
     epochs: dict[int, list[events.EpochCompleted]] = field(default_factory=lambda: defaultdict(list))
     """All epochs of the newest round, by their number."""
-    planted: dict[tuple[int, str], str] = field(default_factory=dict)
-    """The blueprint planted last, by env and slot."""
     recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     """The newest actions, rollbacks and cut seeds."""
 
@@ -111,8 +101,6 @@ class RunView:
                     self.epochs.clear()
                 self.hosts[event.env] = event
                 self.epochs[event.epoch].append(event)
-            case events.StageChanged(blueprint=str() as blueprint):
-                self.planted[event.env, event.slot] = blueprint
             case events.ActionTaken(op="WAIT"):
                 pass  # in every epoch
             case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
@@ -237,14 +225,6 @@ class RunView:
                 other = event.baseline_accuracy
             return Compared("validation", self.score.while_training, "baseline", event.committed_accuracy, other)
         return Compared("test", self.score, "alone", event.test_accuracy, event.alone_test_accuracy)
-
-    @property
-    def stages(self) -> Counter[str]:
-        """The number of slots of the newest round in each stage."""
-        counts: Counter[str] = Counter()
-        for epoch in self.hosts.values():
-            counts.update(epoch.stages.values())
-        return counts
 
     def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
         """Returns how often each anomaly of learning occurred, by its kind and head, and its newest event."""

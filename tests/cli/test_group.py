@@ -52,7 +52,7 @@ def test_help_names_the_advisor_where_it_plays(esper: Esper) -> None:
             "--resume",
         ),
         ("report", "--out"),
-        ("show", "--watch"),
+        ("show", "--help"),
         ("info", "--observation --config --task"),
         ("tasks", "--help"),
     ],

@@ -21,7 +21,6 @@ def test_show_prints_plain_lines_into_a_pipe(esper: Esper, recorded: Recorded) -
     assert "finished: 3 rounds played and compared" in found.out
     assert "\x1b" not in found.out
     assert not [line for line in found.out.splitlines() if line != line.rstrip()]
-    assert esper("show", str(recorded.run), "--watch").out == found.out
 
 
 def test_report_writes_a_page_of_one_or_more_runs_and_says_where(

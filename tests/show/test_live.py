@@ -1,4 +1,4 @@
-"""The live view: its contents, and that it always restores the terminal."""
+"""The progress below the lines of a run: its contents, and that it always restores the terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rich.console import Console
 
 from esper.show import live
 from esper.show.console import ConsoleSink
-from esper.show.live import LiveSink, progress_sink
+from esper.show.live import LiveSink, progress, progress_sink
+from esper.show.view import RunView
 from esper.telemetry.event import (
     ArmPlayed,
     BaselineMeasured,
-    Event,
     GovernorRollback,
     RunCompleted,
 )
 from esper.telemetry.hub import TelemetryHub
+from tests.show.page_helpers import viewed
 from tests.telemetry.sample_events import completed, cut, epoch, started, updated
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -59,94 +60,14 @@ def plain(text: str) -> list[str]:
     ]
 
 
-def picture(*events: Event, width: int = 100) -> str:
-    """The view after these events; never wider than the terminal."""
-    sink = LiveSink(terminal(width=width))
-    for event in events:
-        sink.handle(event)
-    console = Console(file=io.StringIO(), width=width)
-    console.print(sink.picture())
-    sink.close()
-    text = written(console)
-    assert max(map(len, text.splitlines())) <= width
-    return " ".join(text.split())  # as it is read: long lines are folded
-
-
-def test_the_picture_of_a_round_under_way() -> None:
+def test_the_progress_tells_the_round_and_the_time_left() -> None:
     """All eight hosts have done 15 of 30 epochs in round 4 of 10."""
-    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
-    begun = [started(rounds=10), updated(), completed(3)]
-    shown = picture(
-        *begun,
-        *(epoch(env, 15, episode=3, **stages) for env in range(8)),
-    )
-    assert "round 4/10 35%" in shown
+    begun = [started(rounds=10), completed(3)]
+    shown = progress(viewed(*begun, *(epoch(env, 15, episode=3) for env in range(8))))
+    assert shown.startswith("round 4/10  35%")
     assert "about 3m15s left" in shown  # a round took 30 s, 6.5 to come
-    assert "77.0 % grown, epoch 15, validation: +17.0 pp" in shown
-    assert "60.0 % without growth" in shown
-    assert "82.0 % grown, round 3, test: -1.5 pp" in shown
-    assert "83.5 % without growth" in shown
-    assert "8 training 8 kept 0 free" in shown
-    assert "host 7 r0c0 seed training r0c1 seed kept" in shown
-    assert "5,230 images/s, 41.5 epochs/s" in shown
-    for figure in (
-        "1.500 discounted return",
-        "2.500 entropy",
-        "0.012 KL",
-        "0.080 clip fraction",
-        "-0.500 explained variance",
-    ):
-        assert f"▁ {figure}" in shown
-
-
-def test_no_word_is_broken_in_a_narrow_terminal() -> None:
-    width = 80
-    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
-    rounds = [
-        event for number in range(1, 9) for event in (completed(number), updated())
-    ]
-    now = [
-        epoch(env, number, episode=8, **stages)
-        for number in range(1, 20)
-        for env in range(8)
-    ]
-    shown = picture(started(), *rounds, *now, width=width)
-    for word in (
-        "validation:",
-        "training",
-        "entropy",
-        "telemetry",
-        "images/s",
-    ):
-        assert word in shown
-
-
-def test_the_echo_of_an_interrupt_has_room_behind_the_last_line() -> None:
-    """Otherwise it wraps, and the first line of the view stays when the view is removed."""
-    width = 80
-    sink, console = (
-        LiveSink(terminal(width=width)),
-        Console(file=io.StringIO(), width=width),
-    )
-    for event in (started(), completed(1), updated()):
-        sink.handle(event)
-    console.print(sink.picture())
-    sink.close()
-    *_, before, last = written(console).splitlines()
-    assert (len(before), last) == (width, "")
-
-
-def test_the_picture_before_anything_is_known() -> None:
-    shown = picture(started(rounds=10))
-    assert "0s so far, estimating the rest" in shown
-    for word in ("accuracy", "slots", "policy", "rate"):
-        assert word not in shown
-
-
-def test_free_slots_are_not_counted_as_seeds() -> None:
-    assert "slots ................ 2 free" in picture(
-        started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")
-    ).replace("." * 60, "." * 16)
+    assert shown.endswith("\n")  # the echo of an interrupt has a line of its own
+    assert "0s so far, estimating the rest" in progress(viewed(started(rounds=10)))
 
 
 @pytest.fixture
@@ -160,8 +81,8 @@ def ended() -> RunCompleted:
 
 
 @pytest.mark.usefixtures("eager")
-def test_lasting_information_is_printed_above_the_view() -> None:
-    """The header, rollbacks, cut seeds, rounds and the comparison remain after the view is removed."""
+def test_lasting_information_is_printed_above_the_progress() -> None:
+    """The header, rollbacks, cut seeds, rounds and the comparison remain after the progress is removed."""
     console = terminal()
     sink = LiveSink(console)
     baseline = BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1)
@@ -191,11 +112,11 @@ def test_lasting_information_is_printed_above_the_view() -> None:
         for line in lines
     )
     assert any(
-        line.startswith("accuracy    ") and "epoch 5" in line for line in lines
-    )  # it was drawn, and drawn over
+        "so far, estimating the rest" in line for line in lines
+    )  # and drawn over
 
 
-def test_the_picture_is_not_drawn_for_every_event() -> None:
+def test_the_progress_is_not_drawn_for_every_event() -> None:
     """Redrawing at each of hundreds of events per second would cost too much."""
     console = terminal()
     sink = LiveSink(console)
@@ -234,16 +155,16 @@ def test_the_terminal_is_given_back_when_the_run_breaks(
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_terminal_is_given_back_when_the_picture_breaks(
+def test_the_terminal_is_given_back_when_the_progress_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def breaks(_sink: LiveSink) -> Any:
+    def breaks(_view: RunView) -> Any:
         raise ZeroDivisionError
 
     console, stdout = terminal(), sys.stdout
     with TelemetryHub([LiveSink(console)]) as hub:
         hub.emit(started())
-        monkeypatch.setattr(LiveSink, "picture", breaks)
+        monkeypatch.setattr(live, "progress", breaks)
         hub.emit(epoch(0, 1, r0c0="TRAINING"))
         assert list(hub.dropped) == ["LiveSink"]
         assert sys.stdout is stdout
@@ -265,7 +186,7 @@ def test_a_sink_that_saw_nothing_can_be_closed() -> None:
     ],
     ids=["terminal", "one that cannot redraw", "file"],
 )
-def test_a_picture_only_where_it_can_be_redrawn(
+def test_the_progress_only_where_it_can_be_redrawn(
     console: Console, kind: type[ConsoleSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "TerminalConsole", lambda: console)

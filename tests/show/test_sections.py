@@ -146,7 +146,6 @@ def test_the_accuracy_of_a_round_counts_hosts_that_have_ended() -> None:
     assert lines["without growth"].y[-1] == 60.0
     assert lines["without growth"].reference
     assert (lines["grown"].low[0], lines["grown"].high[0]) == (70.0, 74.0)
-    assert chart.short == "epoch 4, validation"
 
 
 def test_before_the_first_epoch_the_baseline_is_drawn() -> None:
