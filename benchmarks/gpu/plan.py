@@ -30,7 +30,7 @@ MEASURED = {
         "sgd",
         "stage-batch",
     ),
-    "bench-validation": ("validate", "env-step"),
+    "bench-validation": ("validate",),
     "bench-training": ("train-epoch",),
 }
 SIZES = {"bench-training": ("8x128x8",)}  # all others: those that the cases choose

@@ -8,7 +8,6 @@ CASES = {
     "norm-relu-pool": "operators",
     "sgd": "operators",
     "stage-batch": "operators",
-    "env-step": "training",
     "grow-task": "training",
     "train-epoch": "training",
     "train-task": "training",

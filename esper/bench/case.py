@@ -43,7 +43,6 @@ class BenchArgs:
 
     sizes: tuple[Size, ...] = ()  # empty: each case's own
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)  # in measuring order
-    sweep: bool = False  # all sizes of a case that has more than its defaults
     quick: bool = False  # only enough work per turn to show that a case runs; bars do not apply then
     rounds: int = 15  # max turns of each side
     task: str = "digits"  # of train-task, grow-task and workers
@@ -63,9 +62,8 @@ class Case:
     compare: Callable[[BenchArgs, torch.device, Size], Iterator[BenchPair]]
     """Yields the comparisons of one size. Raises ConfigError if the baseline is not installed."""
     cuda: tuple[Size, ...] = ()
-    """Sizes on a GPU; empty: as on the CPU. The same holds for ``--quick`` and ``--sweep``."""
+    """Sizes on a GPU; empty: as on the CPU. The same holds for ``--quick``."""
     quick: tuple[Size, ...] = ()
-    sweep: tuple[Size, ...] = ()
 
     def comparisons(self, args: BenchArgs) -> Iterator[BenchPair]:
         """Yields all comparisons, on one device after another."""
@@ -80,8 +78,6 @@ class Case:
             own = self.cuda or own
         if args.quick:
             own = self.quick or own
-        if args.sweep:
-            own = self.sweep or own
         return args.sizes or own
 
     def check(self, name: str, size: Size) -> None:

@@ -40,7 +40,6 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, callback=_known)
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
-@click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
 @click.option("--task", default="digits", show_default=True, help=TASK_HELP)
 @click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="Of the same: instead of the task's own.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), help="Of the same: of both sides.")
@@ -51,7 +50,6 @@ def _known(context: click.Context, parameter: click.Parameter, cases: tuple[str,
 @click.option("--seconds", default=60.0, show_default=True, type=FiniteRange(min=0), help=SECONDS_HELP)
 @click.option("--json", "json_file", type=FILE, help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=FILE, help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=FILE, help="Also write a trace of one turn of Esper's side of each case.")
 def command(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -59,12 +57,11 @@ def command(
     threads: int,
     json_file: Path | None,
     markdown_file: Path | None,
-    trace_file: Path | None,
     **effort: Any,
 ) -> None:
     """Measure CASES against their baselines, taking alternate turns in this process.
 
-    The cases are adamw, cross-entropy, grad-stats, norm-relu-pool, sgd and stage-batch (operators), and env-step,
+    The cases are adamw, cross-entropy, grad-stats, norm-relu-pool, sgd and stage-batch (operators), and
     grow-task, train-epoch, train-task, validate and workers (hosts); all of them take about 20 minutes on two cores.
 
     A ratio above 1 means that Esper is better; a bar is the ratio that it has to reach.
@@ -80,7 +77,7 @@ def command(
     from esper.telemetry.text import print_anywhere
 
     print_anywhere()
-    for file in (json_file, markdown_file, trace_file):
+    for file in (json_file, markdown_file):
         if file is None:
             continue
         is_device = file.exists() and not file.is_file()
@@ -110,5 +107,3 @@ def command(
             raise
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
     table.print_results(results, console)
-    if trace_file is not None:
-        session.trace(loaded, args, trace_file)

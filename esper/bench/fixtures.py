@@ -1,27 +1,20 @@
-"""Hosts that train on synthetic images, whose content does not affect speed, and the telemetry of a run."""
+"""Hosts that train on synthetic images, whose content does not affect speed."""
 
-import io
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from esper.config import TrainingConfig
 from esper.core.state import Baseline
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv, ignore
-from esper.files.run_folder import RunFolder
 from esper.hosts.cnn import CNNHost
 from esper.ops.stage_batch import normalisation_table
-from esper.show.console import ConsoleSink
 from esper.telemetry.event import Event
-from esper.telemetry.hub import TelemetryHub
 
 CHANNELS = 3
 SIDE = 32
@@ -97,15 +90,3 @@ def growth_env(
     with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as env:
         env.reset(seed=0)
         yield env
-
-
-@contextmanager
-def full_telemetry() -> Iterator[TelemetryHub]:
-    """Yields a hub with a run's files and a console, none of which stay. Raises RuntimeError if one fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        console = ConsoleSink(Console(file=io.StringIO(), width=160))
-        run = RunFolder(Path(folder), resumed=False)
-        with TelemetryHub([*run.sinks(), console]) as hub:
-            yield hub
-            if hub.dropped:
-                raise RuntimeError(f"sinks failed, so nothing was measured: {dict(hub.dropped)}")

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch.profiler import _ExperimentalConfig, profile, record_function  # type: ignore[attr-defined]
 
 from esper.bench import CASES, runner, table
 from esper.bench.case import BenchArgs, Case, load_case
@@ -73,21 +71,3 @@ def save(
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(table.markdown(results, heading))
-
-
-def trace(cases: dict[str, Case], args: BenchArgs, path: Path) -> None:
-    """Writes a trace of one turn of Esper's side in the first comparison of each case, other threads included."""
-    with ExitStack() as stack:
-        runs = {}
-        for name, case in cases.items():
-            comparisons = stack.enter_context(closing(case.comparisons(args)))  # type: ignore[type-var]
-            try:
-                runs[name] = next(comparisons).run
-            except ConfigError:  # the case was skipped
-                continue
-            runs[name]()  # warm-up
-        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
-            for name, run in runs.items():
-                with record_function(name):
-                    run()
-    profiler.export_chrome_trace(str(path))

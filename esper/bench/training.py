@@ -1,4 +1,4 @@
-"""Cases of hosts in training, against the same hosts in PyTorch; of their validation and env steps."""
+"""Cases of hosts in training, against the same hosts in PyTorch; and of their validation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.agents.make import controller_for
-from esper.agents.ppo.agent import PPOAgent
 from esper.bench.baselines import LR, Epoch, Workload, plain_cnn, tuned
 from esper.bench.case import BenchArgs, BenchPair, Case, Size
-from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, VALIDATION, full_telemetry, growth_env, image_task
+from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, VALIDATION, growth_env, image_task
 from esper.config import ConfigError, Optimizer
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import STYLES
@@ -40,7 +39,6 @@ BARS: dict[tuple[str, Size], float] = {
     ("cuda", (8, 128, 8)): 1.0,
     ("cuda", (8, 512, 32)): 1.0,
 }
-SWEEP = tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8))
 FULL = 5120
 """Max samples per epoch and env."""
 
@@ -273,82 +271,13 @@ def _each(evaluated: Callable[[Sequence[object]], object], configurations: Seque
         evaluated([configuration])
 
 
-# env-step: the share of an epoch that is neither training nor validation of hosts.
-
-BUDGET = 5.0
-"""Max share of an epoch, in %."""
-HOSTS = ("stage", "train", "validate")
-"""Phases that are work of the hosts."""
-
-
-class Steps:
-    """Steps of envs under an untrained agent, as in a run."""
-
-    def __init__(self, env: GrowthVectorEnv) -> None:
-        self.env = env
-        self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, env.config.ppo)
-        self.rollout = Rollout(env, self.agent, learner=self.agent)
-        self.telemetry: list[float] = []
-        """Share of telemetry in each step, in %."""
-
-    def step(self) -> float:
-        """Performs one step of all envs and returns the share of its time, in %, that was not the hosts'.
-
-        When all episodes have ended, new ones begin.
-        """
-        if not self.rollout.begun or self.rollout.over:
-            self.agent.buffer.clear()
-            self.rollout.begin(seed=0)
-        began = self.rollout.seconds
-        before = self.env.phase_seconds
-        self.rollout.step()
-        share = 100 / (self.rollout.seconds - began)
-        rest = 100.0
-        for phase, total in self.env.phase_seconds.items():  # they add up over a run
-            spent = share * (total - before.get(phase, 0.0))
-            if phase in HOSTS:
-                rest -= spent
-            elif phase == "telemetry":
-                self.telemetry.append(spent)
-        return rest
-
-
-def env_step(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
-    """Yields the whole share, then that of telemetry in the same steps."""
-    envs, batch, width = size
-    samples = max(1, FULL // batch) * batch
-    task = image_task(samples, width, device)
-    bar: float | None = 1.0
-    if args.quick:
-        task = image_task(batch, width, device, validation=batch)
-        bar = None
-    with full_telemetry() as hub, growth_env(task, envs, batch, hub.emit) as env, one_thread():
-        steps = Steps(env)
-        steps.step()  # warm-up
-        whole = BenchPair(
-            case="env-step: all but training and validation of hosts",
-            size=f"E {envs}, batch {batch}, width {width}, {task.samples:,} samples",
-            device=device,
-            baseline=f"a budget of {BUDGET:g} %",
-            run=steps.step,
-            run_baseline=lambda: BUDGET,
-            bar=bar,
-            unit="%",
-        )
-        yield whole
-        shares = steps.telemetry
-        yield replace(whole, case="env-step: telemetry only", run=shares.pop, bar=None, turns=len(shares))
-
-
 CASES = {
-    "env-step": Case("ENVSxBATCHxWIDTH", ((4, 128, 8),), env_step),
     "grow-task": Case("ENVSxBATCH", ((8, 64),), grow_task),
     "train-epoch": Case(
         "ENVSxBATCHxWIDTH",
         ((4, 128, 8), (4, 32, 8), (4, 128, 32)),
         train_epoch,
         cuda=((8, 128, 8), (1, 128, 8), (8, 512, 32)),
-        sweep=SWEEP,
     ),
     "train-task": Case("ENVSxBATCH", ((8, 128), (8, 64)), train_task),
     "validate": Case(

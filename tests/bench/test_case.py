@@ -22,7 +22,6 @@ CASE = Case(
     at,
     cuda=((64, 30),),
     quick=((2, 4),),
-    sweep=((1, 1), (2, 2)),
 )
 
 
@@ -51,8 +50,7 @@ GIVEN = (parse_size("1x2"), parse_size("3x4"))
     [
         (BOTH, [(CPU, (8, 30)), (CUDA, (64, 30))]),
         (QUICK, [(CPU, (2, 4)), (CUDA, (2, 4))]),
-        (BenchArgs(sweep=True), [(CPU, (1, 1)), (CPU, (2, 2))]),
-        (BenchArgs(GIVEN, sweep=True), [(CPU, (1, 2)), (CPU, (3, 4))]),
+        (BenchArgs(GIVEN), [(CPU, (1, 2)), (CPU, (3, 4))]),
         (BenchArgs(GIVEN[:1], quick=True), [(CPU, (1, 2))]),
     ],
 )

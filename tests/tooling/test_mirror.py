@@ -12,6 +12,7 @@ PACKAGE = Path(esper.__file__).parent
 TESTS = Path(__file__).parents[1]
 
 TESTED_ELSEWHERE = {
+    "bench/fixtures.py": "the hosts of cases: tests/bench/test_training.py",
     "config/task.py": "one property: tests/env/test_host_row.py",
     "core/reward_modes.py": "with their terms: tests/core/test_reward_terms.py, tests/core/test_telescoping.py",
     "env/drawn_hosts.py": "hosts of contexts: tests/env/test_varied.py",
