@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ALLOWED = {
     "torch._dynamo.lookup_backend": "the documented way for a backend to go on to another one",
-    "torch.profiler._ExperimentalConfig": "nothing else profiles threads that were there before the profiler",
     "torch.nn.modules.batchnorm._BatchNorm": "the class that all BatchNorms have in common; it has no public name",
     "torch.nn.modules.batchnorm._NormBase": "their class without its name, which tools replace by other layers",
     "torch._C._functorch.maybe_current_level": "nothing public says whether a pass lies in vmap or another transform",
