@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,10 @@ def command(
             config = config.with_values(task={"name": LEARNED_ON})
         task, controller = config.task.name, config.run.controller
         ControllerSpec.of(controller).require_known()
-        check_early(config, given_names(assignments, flags), processes=ranks.processes)
+        set_here = given_names(assignments, flags)
+        check_early(config, set_here, processes=ranks.processes)
+        if not config.run.learns:
+            require_learning(set_here, controller)
         folder = output_folder(out, task, controller, restarted=ranks.restarted)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
@@ -139,6 +142,18 @@ def command(
         with resumable(chosen):
             summary = chosen.run()
         conclude(chosen, summary, joined)
+
+
+def require_learning(given: Iterable[str], controller: str) -> None:
+    """Raises ConfigError for values among those ``given``, as SECTION.KEY, that only an agent that learns reads."""
+    for name in sorted(given):
+        if name == "run.evaluation_pairs":
+            raise ConfigError(
+                f"{name} has no effect here: each round of {controller} is compared with the same hosts left alone, "
+                "and --rounds and --envs set their number; it is for --controller ppo"
+            )
+        if name.startswith("ppo."):
+            raise ConfigError(f"{name} has no effect here: {controller} does not learn; it is for --controller ppo")
 
 
 @contextmanager

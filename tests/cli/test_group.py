@@ -172,7 +172,7 @@ def test_runs_without_a_name_that_start_together_have_folders_of_their_own(
     monkeypatch.setattr("time.strftime", lambda _form: "20260101-000000")
     arguments = (*SIMULATED, "--controller", "none", "--rounds", "1")
     for _ in range(2):
-        assert esper("run", *arguments, "--set", "run.evaluation_pairs=2").code == 0
+        assert esper("run", *arguments).code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
     assert names == ["planted-none-20260101-000000", "planted-none-20260101-000000-2"]
     assert esper("run", "--task", "planted", "--envs", "0").code == 2

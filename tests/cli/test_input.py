@@ -88,6 +88,15 @@ RUN: dict[str, tuple[Any, ...]] = {
         "ppo.episodes_per_update is 3",
         "a multiple of 2",
     ),
+    "pairs of a rule": (
+        ("--controller", "heuristic", "--set", "run.evaluation_pairs=4"),
+        "run.evaluation_pairs has no effect here: each round of heuristic is compared",
+        "--rounds and --envs",
+    ),
+    "settings of learning of a rule": (
+        ("--controller", "heuristic", "--set", "ppo.width=8"),
+        "ppo.width has no effect here: heuristic does not learn",
+    ),
     "checkpoint that is missing": (
         ("--controller", "checkpoint:gone"),
         "gone does not exist",
