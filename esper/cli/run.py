@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.agents.spec import ALONE, UNTRAINED, ControllerSpec
+from esper.agents.spec import ALONE, SAVED, UNTRAINED, ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import build_tables, check_early, check_resume, config_options, given_names, output_folder
 from esper.config import ConfigError
@@ -139,6 +139,7 @@ def command(
             chosen = Experiment.resume(resume, [sink], task=task, controller=controller, ranks=joined)
         else:
             chosen = Experiment(config, folder, [sink], ranks=joined)
+            echo_unlike(chosen)
         with resumable(chosen):
             summary = chosen.run()
         conclude(chosen, summary, joined)
@@ -154,6 +155,19 @@ def require_learning(given: Iterable[str], controller: str) -> None:
             )
         if name.startswith("ppo."):
             raise ConfigError(f"{name} has no effect here: {controller} does not learn; it is for --controller ppo")
+
+
+def echo_unlike(experiment: Experiment) -> None:
+    """Says in which settings the env of a trained agent differs from the one that it learned in."""
+    spec = ControllerSpec.of(experiment.config.run.controller)
+    if spec.kind not in SAVED:
+        return
+    from esper.files.policy import find_policy
+
+    env = experiment.trainer.env
+    words = find_policy(spec.path or spec.name).unlike(env.config, env.action_spec)
+    if words:
+        click.echo(words)
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from esper.agents.spec import FORMS_OF_AGENTS, ControllerSpec, require_no_pipe
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import ActionSpec
 from esper.core.observation import ObservationLayout
+from esper.data.names import DRAWN
+from esper.env import varied
 from esper.env.slot_env import SlotVectorEnv
 from esper.errors import MISFITS
 from esper.files import checkpoint
@@ -102,6 +104,28 @@ class SavedPolicy:
         if self.best_round:
             rounds += f", best after round {self.best_round}"
         return f"learned on {self.config.task.name}, {rounds}, seed {run.seed}"
+
+    def unlike(self, config: TrainingConfig, spec: ActionSpec) -> str:
+        """Returns a sentence on the settings of the env it learned in that are others in ``config`` and ``spec``.
+
+        They are those of an env that it is to play. "" if all are alike, or if it is unknown where it learned.
+        """
+        if self.config is None:
+            return ""
+        learned = self.config
+        if learned.task.name in DRAWN:
+            learned = varied.resolve(learned)
+        others = []
+        for name in ("edits_per_epoch", "at_once"):
+            before, now = getattr(learned.env, name), getattr(config.env, name)
+            if None not in (before, now) and before != now:
+                others.append(f"env.{name}={str(before).lower()}, which is {str(now).lower()} here")
+        foreign = set(spec.blueprints) - set(self.blueprints)
+        if foreign:
+            others.append(f"the blueprints {', '.join(self.blueprints)}, and with none of {', '.join(sorted(foreign))}")
+        if not others:
+            return ""
+        return f"This agent {self.origin}, with {'; with '.join(others)}."
 
     def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.

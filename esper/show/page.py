@@ -244,7 +244,9 @@ def _of_run(line: Line, run: Run, place: int) -> Line:
 
 def configuration(runs: Runs) -> list[Block]:
     """All config values, for several runs those that differ first, and the versions."""
-    heads = ["value", *(run.name for run in runs)]
+    heads = ["key", *(run.name for run in runs)]
+    if len(runs) == 1:  # whose name stands above, and could be read as a word
+        heads = ["key", "value"]
     config = _rows(list(map(_config, runs)))
     different = [row for row in config if len(set(row[1:])) > 1]
     tables: list[Block] = [

@@ -78,6 +78,13 @@ def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(
     played = esper(*last.partition(": esper ")[2].split(), *sizes, "--out", "played")
     assert played.code == 0, played.err
     assert checkpoint.read(Path("played"))["policy"] is not None
+    assert "This agent learned on" not in played.out
+    more = (*sizes, "--set", "env.edits_per_epoch=2", "--out", "more")
+    played = esper(*last.partition(": esper ")[2].split(), *more)
+    assert (
+        "This agent learned on planted, 2 of 2 rounds, seed 7, with env.edits_per_epoch=1, which is 2 here."
+        in played.out.splitlines()
+    )
 
 
 def test_results_are_printed_even_if_they_cannot_be_written(

@@ -18,6 +18,7 @@ import torch
 from esper.agents.make import controller_for
 from esper.cli.options import build_tables
 from esper.config import ConfigError, TrainingConfig
+from esper.core.action import ActionSpec
 from esper.env.make import make_env
 from esper.files import checkpoint
 from esper.files.policy import (
@@ -268,6 +269,27 @@ def test_a_policy_file_names_the_hosts_that_its_agent_learned_on(
         policy = find_policy(str(file))
         assert policy.slots == spec.slots
         assert policy.blueprints == spec.blueprints
+
+
+def test_settings_that_differ_from_those_of_learning_are_named(
+    run: Path, saved: Path
+) -> None:
+    alike = make_env(learning("planted"))
+    other = make_env(
+        learning("planted").with_values(env={"edits_per_epoch": 2, "at_once": True})
+    )
+    for file in (run, saved):
+        policy = find_policy(str(file))
+        assert policy.unlike(alike.config, alike.action_spec) == ""
+        words = policy.unlike(other.config, ActionSpec(("r0",), ("moss", "norm")))
+        assert words.startswith("This agent learned on planted, 2 of 2 rounds")
+        assert (
+            "with env.edits_per_epoch=1, which is 2 here; with env.at_once=f" in words
+        )
+        assert words.endswith("moss, fern, oak, ivy, and with none of norm.")
+    drawn = make_env(TrainingConfig.parse({"task": {"name": "varied"}}))
+    shipped = find_policy("pretrained")
+    assert shipped.unlike(drawn.config, drawn.action_spec) == ""
 
 
 def test_only_an_agent_that_learned_is_saved(run: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from esper.config import ConfigError
+from esper.show.charts import Table
 from esper.show.live import short_form
-from esper.show.page import report_html, score_of, units, write_report
+from esper.show.page import configuration, report_html, score_of, units, write_report
 from esper.show.read import open_run, open_runs
 from esper.show.sections import capital
 from esper.show.view import RunView
@@ -50,6 +51,16 @@ def test_a_report_has_all_its_parts(learned: Path) -> None:
         page.text.index, ("grown by ppo", "The best of", "Difference to each")
     )
     assert answer < life < difference
+
+
+def test_the_column_of_one_run_is_not_named_after_it(learned: Path) -> None:
+    """A folder may be called default."""
+    (whole, _) = configuration([open_run(learned, "default")])
+    assert isinstance(whole, Table)
+    assert list(whole.heads) == ["key", "value"]
+    *_, versions = configuration([open_run(learned, name) for name in ("a", "b")])
+    assert isinstance(versions, Table)
+    assert list(versions.heads) == ["key", "a", "b"]
 
 
 @pytest.mark.usefixtures("no_drawings")
