@@ -33,17 +33,23 @@ def default_controller(config: TrainingConfig, widens: bool, missing: str) -> tu
     return "heuristic", f"heuristic decides, not the advisor: {reason}"
 
 
-def with_price(config: TrainingConfig, price: float | None, controller: str | Callable[..., Any]) -> TrainingConfig:
+def with_price(
+    config: TrainingConfig,
+    price: float | None,
+    controller: str | Callable[..., Any],
+    reason: str = "",
+) -> TrainingConfig:
     """Returns the config with this price of parameters, unless it is None.
 
-    Raises ConfigError if the controller decides without it.
+    Raises ConfigError if the controller, which was chosen for this ``reason``, decides without it.
     """
     if price is None:
         return config
     priced = config.with_values(reward={"mode": "priced", "price": price})
     spec = ControllerSpec.of(controller)
     if spec.kind in WITHOUT_PRICE:
-        raise ConfigError(f"price= has no effect on controller {spec.name}, which does not read it; the advisor does")
+        words = f"price= has no effect on controller {spec.name}, which does not read it; the advisor does"
+        raise ConfigError(f"{words} ({reason})" if reason else words)
     return priced
 
 

@@ -77,10 +77,7 @@ def asked(
         if widens and setting.classes and not setting.samples:
             raise ConfigError("classes= is for the advisor, which needs samples=, the DataLoader, too")
         controller, reason = default_controller(config, widens, _missing(setting))
-    try:
-        config = with_price(config, price, controller)
-    except ConfigError as error:
-        raise ConfigError(f"{error} ({reason})" if reason else str(error)) from None
+    config = with_price(config, price, controller, reason)
     if not (setting.samples or setting.classes):
         reason = ""
     return controller, with_needs(controller, config), reason

@@ -101,18 +101,20 @@ def grow(
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     if not isinstance(config, TrainingConfig):
         config = TrainingConfig.parse(dict(config))
+    reason = ""
     if controller is None:
         with seeded(0):  # the weights are not used
             host = task.new_host(config.env.slots or task.slots)
         widens = any(site.has_source for site in host.sites)
-        controller, _ = default_controller(config, widens, "classes" if task.guessed is None else "")
+        missing = "a task with classes" if task.guessed is None else ""
+        controller, reason = default_controller(config, widens, missing)
     spec = ControllerSpec.of(controller).check()
     # One round of one host is one grown host.
     values = {"n_envs": 1}
     if epochs is not None:
         values["episode_length"] = epochs
     settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
-    settings = with_price(settings, price, controller)
+    settings = with_price(settings, price, controller, reason)
     settings = with_needs(spec.name, settings)
     if not settings.telemetry.of_hosts:
         raise ConfigError("esper.grow tells the fate of seeds by their events: telemetry.level must be normal or debug")

@@ -230,6 +230,16 @@ def test_a_log_with_gaps_costs_nothing_of_the_result() -> None:
         assert (seed.slot, seed.kept, seed.standing) == ("r0c0", False, "")
 
 
+def test_a_price_that_the_default_controller_does_not_read_is_refused_with_the_reason() -> (
+    None
+):
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"price= has no effect on controller heuristic, .*it finds no layer to widen\)",
+    ):
+        esper.grow(task(), epochs=2, config=config(), price=8)
+
+
 def test_an_advisor_decides_where_layers_can_be_wider_at_a_price() -> None:
     base = digits()
 
