@@ -63,7 +63,7 @@ def asked(
     """Returns the controller, the default one for None, and the config with what other arguments and it ask for.
 
     The last one are words for why the default is not the advisor, if the loop has told what only that one needs. Raises
-    ConfigError if it has told the classes only, or if ``price`` has no effect.
+    ConfigError if ``price`` has no effect.
     """
     if not isinstance(config, TrainingConfig):
         config = TrainingConfig.parse(dict(config or {}))
@@ -74,8 +74,6 @@ def asked(
     reason = ""
     if controller is None:
         widens = any(path.source is not None for path in paths.values())
-        if widens and setting.classes and not setting.samples:
-            raise ConfigError("classes= is for the advisor, which needs samples=, the DataLoader, too")
         controller, reason = default_controller(config, widens, _missing(setting))
     config = with_price(config, price, controller, reason)
     if not (setting.samples or setting.classes):

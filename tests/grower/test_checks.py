@@ -122,7 +122,6 @@ def test_impossible_arguments_are_refused_before_training() -> None:
             {"classes": 4},
             "classes is 4, more than the outputs of the model for a sample, 3",
         ),
-        ({"samples": None}, "classes= is for the advisor, which needs samples="),
         ({"price": 8, "controller": "heuristic"}, "price= has no effect on controller"),
         (
             {"price": 8, "classes": None},

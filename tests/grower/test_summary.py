@@ -90,6 +90,7 @@ def recurrent() -> nn.Module:
     [
         ({"samples": 64, "classes": 3, "model": recurrent()}, "it finds no layer to"),
         ({"samples": LOADER}, "it needs classes="),
+        ({"classes": 3}, "it needs samples=, the DataLoader"),
         ({"samples": 64, "classes": 3}, "it needs the DataLoader as samples=, for"),
         ({"samples": 64}, "it needs the DataLoader as samples=, for the number of"),
     ],
