@@ -15,6 +15,7 @@ from esper.compare.statistics import (
     Floats,
     PairedComparison,
     Summary,
+    arm_of_copies,
     compare_pairs,
     holm_adjusted,
     summarise,
@@ -222,10 +223,15 @@ def analyse(
 ) -> list[MetricResult]:
     """Analyses the hosts of each arm, given in the order of their pairs; one result for each of ``metrics``.
 
-    ``train_seeds``: number of training seeds, if arms learn; the hosts of each follow one another. ``alike``: as in
-    :func:`compare_pairs`.
+    ``train_seeds``: number of training seeds, if arms learn; the hosts of each follow one another. ``alike``:
+    whether hosts do not differ from pair to pair, as simulated ones; those of an arm with equal scores are copies.
     """
-    return [_analyse(metric, hosts, reference, train_seeds, alike) for metric in metrics]
+    copies: dict[str, str | None] = {}
+    if alike and train_seeds is None:
+        scores = {name: TEST_ACCURACY.values(of_arm) for name, of_arm in hosts.items()}
+        for name, of_arm in scores.items():
+            copies[name] = arm_of_copies({reference: scores[reference], name: of_arm})
+    return [_analyse(metric, hosts, reference, train_seeds, copies) for metric in metrics]
 
 
 def _analyse(
@@ -233,7 +239,7 @@ def _analyse(
     hosts: Mapping[str, Sequence[HostResult]],
     reference: str,
     train_seeds: int | None,
-    alike: bool,
+    copies: Mapping[str, str | None],
 ) -> MetricResult:
     values = {name: metric.values(of_arm) for name, of_arm in hosts.items()}
     missing = _missing(values)
@@ -250,7 +256,7 @@ def _analyse(
                 name_a=name,
                 name_b=reference,
                 train_seeds=train_seeds,
-                alike=alike,
+                copies=copies.get(name),
             )
             pairs.append(pair)
     return MetricResult(

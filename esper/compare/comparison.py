@@ -28,7 +28,7 @@ from esper.compare.runner import (
     play,
     split_pairs,
 )
-from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
+from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, arm_of_copies, compare_pairs
 from esper.config import ConfigError, TrainingConfig
 from esper.core.state import Baseline
 from esper.data.names import SIMULATED
@@ -68,12 +68,13 @@ class ArmResult:
 
     def against(self, other: ArmResult) -> PairedComparison:
         """Compares the accuracies of this arm with those of another one, pair by pair."""
+        scores = {other.controller: other.accuracy, self.controller: self.accuracy}
         return compare_pairs(
             self.accuracy,
             other.accuracy,
             name_a=self.controller,
             name_b=other.controller,
-            alike=self.alike,
+            copies=arm_of_copies(scores) if self.alike else None,
         )
 
 

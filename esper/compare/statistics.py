@@ -7,7 +7,7 @@ seeds cannot be compared, whatever their averages. A winner is named only on evi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -156,7 +156,7 @@ def compare_pairs(
     resamples: int = 10_000,
     seed: int = 0,
     train_seeds: int | None = None,
-    alike: bool = False,
+    copies: str | None = None,
 ) -> PairedComparison:
     """Compares two arms pair by pair. Raises ValueError for unequal lengths, no pairs, or a value that is not finite.
 
@@ -166,7 +166,7 @@ def compare_pairs(
         seed: seed of both resamplings; the same input and seed give the same result.
         train_seeds: number of training seeds, each with n / train_seeds consecutive hosts, if they are the unit of
             evidence; None: every host is.
-        alike: whether hosts do not differ from pair to pair, as simulated ones: those with equal results are copies.
+        copies: the arm whose hosts are copies of one host, see :func:`arm_of_copies`.
     """
     left = _finite(a, name_a)
     right = _finite(b, name_b)
@@ -188,12 +188,6 @@ def compare_pairs(
     p_value = t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed)
     if std == 0.0 and abs(difference) > ROUNDING * largest:
         p_value = math.nan
-    copies = None
-    if alike and train_seeds is None and len(differences) > 1:
-        if np.ptp(right) == 0.0:
-            copies = name_b
-        elif np.ptp(left) == 0.0:
-            copies = name_a
     if copies:
         interval = ConfidenceInterval(-math.inf, math.inf)
         effect_size = p_value = mann_whitney_u = mann_whitney_p = math.nan
@@ -217,6 +211,14 @@ def compare_pairs(
         trained=train_seeds is not None,
         copies=copies,
     )
+
+
+def arm_of_copies(arms: Mapping[str, Values]) -> str | None:
+    """Returns the first arm of simulated hosts, which do not differ, whose scores are all equal; None without one."""
+    for name, values in arms.items():
+        if len(values) > 1 and np.ptp(values) == 0.0:
+            return name
+    return None
 
 
 def seed_means(values: Floats, train_seeds: int | None) -> Floats:

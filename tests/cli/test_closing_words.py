@@ -88,7 +88,9 @@ def test_the_result_is_one_line_of_plain_words() -> None:
 
 def test_copies_of_one_host_are_said_to_be_no_sample() -> None:
     ours = np.random.default_rng(0).normal(70, 1, 10)
-    pair = compare_pairs(ours, [64.63] * 10, name_a="mine", name_b="none", alike=True)
+    pair = compare_pairs(
+        ours, [64.63] * 10, name_a="mine", name_b="none", copies="none"
+    )
     summary = replace(ended(), comparisons=tuple(corrected([pair])))
     gap = f"{pair.difference:+.2f} pp"
     copies = "all 10 hosts of none are copies of one host, which are no sample"

@@ -69,10 +69,11 @@ def test_simulated_hosts_with_equal_results_are_copies_and_no_sample(
     values = {"none": same if constant != "arm" else noise}
     values["mine"] = [67.15] * 10 if constant != "none" else noise
     hosts = {
-        name: [host(accuracy, 0, loss=accuracy) for accuracy in of_arm]
+        name: [host(accuracy, number) for number, accuracy in enumerate(of_arm)]
         for name, of_arm in values.items()
     }
-    (found,) = analyse(hosts, "none", (TEST_ACCURACY,), alike=True)
+    found, loss, *_ = analyse(hosts, "none", METRICS, alike=True)
+    assert loss.comparisons["mine"].verdict.endswith("which are no sample")
     comparison = found.comparisons["mine"]
     pair = comparison.pair
     copies = "mine" if constant == "arm" else "none"
@@ -90,12 +91,18 @@ def test_simulated_hosts_with_equal_results_are_copies_and_no_sample(
 def test_hosts_that_vary_are_compared_also_if_they_are_simulated() -> None:
     """And so are real hosts whose results are equal, as in a task that all of them solve."""
     noise = np.random.default_rng(0).normal(70, 1, (2, 10))
-    assert compare_pairs(noise[0], noise[1], alike=True).copies is None
-    assert compare_pairs([100.0] * 10, noise[0]).winner() == "a"
+    hosts = {
+        name: [host(accuracy, 0) for accuracy in of_arm]
+        for name, of_arm in zip(("none", "mine"), noise, strict=True)
+    }
+    (found,) = analyse(hosts, "none", (TEST_ACCURACY,), alike=True)
+    assert found.comparisons["mine"].pair.copies is None
+    hosts["mine"] = [host(100.0, 0) for _ in range(10)]
+    (found,) = analyse(hosts, "none", (TEST_ACCURACY,))
+    assert found.comparisons["mine"].word == "better"
     # Training seeds are a sample of agents, on whatever hosts they play.
-    assert (
-        compare_pairs(noise[0], [64.0] * 10, train_seeds=5, alike=True).copies is None
-    )
+    (found,) = analyse(hosts, "none", (TEST_ACCURACY,), 5, alike=True)
+    assert found.comparisons["mine"].pair.copies is None
 
 
 def test_accuracy_by_size_has_means_and_no_verdict() -> None:
