@@ -189,7 +189,7 @@ def test_a_missing_schedule_is_not_called_a_config_file(esper: Esper) -> None:
 def test_the_folder_of_another_run_is_refused(esper: Esper) -> None:
     assert esper("run", *QUICK).code == 0
     content = {path: path.read_bytes() for path in Path("mine").iterdir()}
-    refused(esper, ("run", *QUICK), "mine", "--out")
+    refused(esper, ("run", *QUICK), "mine is not empty", "empty folder")
     assert {path: path.read_bytes() for path in Path("mine").iterdir()} == content
 
 
@@ -201,7 +201,7 @@ def test_an_empty_folder_is_taken(esper: Esper) -> None:
 
 def test_a_file_in_place_of_the_folder_is_refused(esper: Esper) -> None:
     Path("mine").write_text("dear diary")
-    refused(esper, ("run", *QUICK), "mine", "--out")
+    refused(esper, ("run", *QUICK), "mine is not empty", "empty folder")
     assert Path("mine").read_text() == "dear diary"
 
 

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import esper
 from esper.core.action import Op
 from esper.core.stage import SeedStage as S
 from esper.core.state import OF_HOSTS
-from esper.files.grown_host import committed_network
+from esper.files.grown_host import committed_network, export, load_host
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 from esper.telemetry.seed_history import Life
 from esper.training.host_state import all_tensors
-from tests.core_helpers import DAMAGE, Rig, rig
-from tests.env.test_merging import MERGES, require_exported, widths
+from tests.core_helpers import DAMAGE, Rig, digits, rig
+from tests.env.test_merging import MERGES, widths
 from tests.selection import slow_except
 
 STOPS = (4, 6, 9, 10, 11, 13)
@@ -40,6 +42,17 @@ def life_of(world: Rig) -> Life:
     for event in world.events:
         life.handle(event)
     return life
+
+
+def require_exported(network: nn.Module, folder: Path) -> None:
+    """A saved host of digits computes the same bits, and without Esper's classes the same outputs."""
+    x = digits().test.inputs(0, 50)
+    export(network, folder / "host")
+    again = load_host(folder / "host", model=digits().build_host())
+    assert torch.equal(again(x), network(x))
+    plain: Any = esper.plain(again, x, merge=True)
+    torch.testing.assert_close(plain(x), network(x))
+    assert not any("esper" in type(m).__module__ for m in plain.modules())
 
 
 def test_pruned_units_fade_and_leave_their_layers() -> None:
