@@ -62,7 +62,7 @@ class PlantedBackend(Backend):
         self.only_added = np.zeros(len(law.blueprints), dtype=np.bool_)
         self.at_once = np.array(law.at_once or (False,) * len(law.blueprints), dtype=np.bool_)
         self.worth = np.array(law.worth)
-        """Worths of seeds, [S, B], pp."""
+        """Worths of seeds, [S, B] or of each host [E, S, B], pp."""
         self.share = np.array(law.share)
         self.ripening = law.seed_time * horizon
         """Experience at which a seed has ripened to 1 − 1/e."""
@@ -285,7 +285,8 @@ class PlantedBackend(Backend):
         """Returns the worth of each seed with its blend operator, [E, S], pp; 0 for an empty slot."""
         planted = slots.blueprint >= 0
         blueprint = np.where(planted, slots.blueprint, 0)
-        worth = self.worth[np.arange(len(self.worth)), blueprint]
+        worths = np.broadcast_to(self.worth, (*blueprint.shape, self.worth.shape[-1]))
+        worth = np.take_along_axis(worths, blueprint[..., None], axis=-1)[..., 0]
         share = self.share[STYLE_OPERATOR[slots.style]]
         returns = self.law.returns**slots.merges
         return np.where(planted, worth * share * returns, 0.0)
