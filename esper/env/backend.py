@@ -185,7 +185,10 @@ def merge_kept(env: SlotVectorEnv) -> None:
 
 
 def follow_layers(env: SlotVectorEnv) -> None:
-    """Follows layers that have shrunk by actions, or that a rollback has made as they were."""
+    """Follows layers that have grown before an epoch or shrunk by actions, or that a rollback has made as they were."""
+    for row, merged in env.loop.joined.items():
+        env.offers.put(row, merged.now)
+    env.loop.joined = {}
     for row, release in env.loop.released.items():
         env.offers.put(row, release.now)
     env.loop.released = {}

@@ -70,12 +70,15 @@ class EpochLoop:
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
         self.released: dict[int, Release] = {}
         """The units that the last actions have taken out of layers, by env."""
+        self.joined: dict[int, Merge] = {}
+        """Widenings that became a part of layers before the last epoch was trained, by env."""
 
     def step(self, actions: Actions) -> Bools:
         """Applies legal ``actions`` int64 [E, 8] in the envs whose episode has not ended, and runs an epoch of those
         that train; returns them, bool [E], see :meth:`begin_epoch`."""
         trains = self.begin_epoch(actions)
         if trains.any():
+            self.join(trains)
             with self.spans("train"):
                 self.backend.train(trains, self.state)
             self.finish_epoch(trains)
@@ -126,10 +129,21 @@ class EpochLoop:
 
         While an anomaly is pending, a host stays as it is. Returns what was merged, by env.
         """
+        return self._merge(self.state.slots.epochs_in_stage > 0)
+
+    def join(self, trains: Bools) -> None:
+        """Merges seeds of the envs ``trains`` bool [E] that are a part of their hosts at once, before the first epoch,
+        so that their layers train from the first step as layers of that width do."""
+        slots = self.state.slots
+        first = trains & (self.state.epoch == 0)
+        self.joined = self._merge(self.backend.at_once[slots.blueprint] & first[:, None])
+
+    def _merge(self, where: Bools) -> dict[int, Merge]:
+        """Merges the fossils of ``where`` bool [E, S], see :meth:`merge`."""
         state = self.state
         slots = state.slots
         ready = state.trained & ~state.done & ~state.anomaly_pending
-        due = slots.fossil & (slots.epochs_in_stage > 0) & ready[:, None]
+        due = slots.fossil & where & ready[:, None]
         if not self.config.merge or not due.any():
             return {}
         merges = self.backend.merge(due, state)

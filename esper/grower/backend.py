@@ -230,6 +230,7 @@ class LoopBackend(Backend):
         return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
 
     def merge(self, due: Bools, state: EnvState) -> dict[int, Merge]:
+        assign_roles(self.host, self.sites, state.slots, row=0)  # some were planted after the last epoch
         merged, parameters, flops = self.merger.merge(self.sites, due[0])
         if not merged.any():
             return {}

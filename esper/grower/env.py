@@ -16,6 +16,8 @@ from esper.config import ConfigError
 from esper.core.action import ActionSpec, Op, integers_of
 from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, Setting, copied, never_shrinks
+from esper.core.units import units_in
+from esper.env.backend import follow_layers
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of, start_episodes
 from esper.grower.backend import LoopBackend
 from esper.grower.optimizer import SeedGroups
@@ -183,6 +185,8 @@ class LoopEnv(SlotVectorEnv):
             emit=emit,
         )
         self.known = baseline
+        self.planted_units: dict[str, tuple[int, int]] = {}
+        """Units before and with each widening that was there before the last merge at a decision, by slot."""
         self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
         self.rules = self.prepare()
@@ -208,6 +212,13 @@ class LoopEnv(SlotVectorEnv):
             nothing = np.zeros_like(self.done)  # nothing was trained
             self._pay(self.rules, ~self.done, nothing)
             observation = self._observe(self.rules)
+        self.planted_units = {}
+        for name, site in self.backend.hooks.sites.items():
+            units = units_in(site)
+            if units is not None:
+                self.planted_units[name] = units
+        self.loop.join(~self.done)
+        follow_layers(self)
         self.backend.train(~self.done, self.state)
 
     def _trains(self, controller: Controller, observation: Float32s) -> bool:

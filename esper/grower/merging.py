@@ -36,6 +36,7 @@ from esper.hosts.widen import (
     NOTHING,
     SourceSeed,
     changed_by,
+    draw_pairs,
     merge,
     merge_source,
     obstacle_of,
@@ -312,6 +313,7 @@ class LoopMerger:
         hooks = self.hooks
         (this,) = (source for source in sources if source.body is seed.body)
         others = [source for source in sources if source is not this]
+        draw_pairs(replace(this, place=site.place))
         for network in hooks.networks:
             if network is not hooks.model:
                 place = place_of(network, site.name, 0, Layout("mlp"), hooks.between[site.name])

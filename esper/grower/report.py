@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -216,6 +216,8 @@ class GrowthStep:
     not."""
     done: bool
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
+    units: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Units of layers before and with the widenings that were planted, by slot."""
 
     def __repr__(self) -> str:
         return f"GrowthStep({self})"
@@ -241,11 +243,15 @@ class GrowthStep:
         seed = f"{change.blueprint} in {change.slot}"
         if change.cause == "merged":
             return f"merged {seed} into its layers"
-        if slot.units is not None:
-            seed += f", {slot.units[0]:,} -> {slot.units[1]:,} units"
+        units = self.units.get(change.slot)
+        if units is not None:
+            seed += f", {units[0]:,} -> {units[1]:,} units"
         if change.before == SeedStage.DORMANT.name:
-            where = "" if slot.path == change.slot else f" ({slot.path})"
-            planted = f"planted {seed}{where}, {slot.parameters:,} parameters"
+            planted = f"planted {seed}"
+            if slot.path != change.slot:
+                planted += f" ({slot.path})"
+            if slot.parameters:  # none of those that are in their layers already
+                planted += f", {slot.parameters:,} parameters"
             if change.after == SeedStage.FOSSILIZED.name:
                 planted += ", kept at once"
             return planted
@@ -295,10 +301,11 @@ def report(
         seed = life.newest(name)
         if seed is not None and slot.trial is not None:
             seed.trial = points * slot.trial
-    slots = slots_of(env, record)
-    for name, slot in slots.items():
-        if name in life.present and slot.units is not None:
-            life.present[name].units = slot.units
+    units = {record.names[slot]: of_layer for slot, of_layer in env.planted_units.items()}
+    for name, of_layer in units.items():
+        seed = life.newest(name)
+        if seed is not None and seed.units is None:
+            seed.units = of_layer
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
@@ -306,7 +313,8 @@ def report(
         without_seeds=_known(state.all_off[0], points),
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
         changes=tuple(event for event in events if isinstance(event, StageChanged)),
-        slots=slots,
+        slots=slots_of(env, record),
+        units=units,
         rollback=next((event for event in events if isinstance(event, GovernorRollback)), None),
         done=bool(env.done[0]),
     )

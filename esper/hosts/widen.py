@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -231,6 +233,7 @@ def changed_by(
 def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
     """Merges a seed and removes it; ``others`` are those that are not merged, and get room for the new units."""
     (first, *_) = seed.place.layers
+    draw_pairs(seed)
     heads = width_of(first) if isinstance(first, Extensible) else 0
     units = merge(seed.place.layers, seed.body, seed.alpha, seed.beside)
     seed.remove()
@@ -247,8 +250,58 @@ def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
 
 
 @torch.no_grad()
+def draw_pairs(seed: SourceSeed) -> None:
+    """Draws the weights of new units that have never trained, so that their layers train as if they had been as wide
+    from the start; those of a seed that has trained stay.
+
+    New units are drawn in pairs that read the same, with opposite outgoing weights of the host's scale: together they
+    add nothing, but all get gradients in the first step, and part in it. An odd unit adds nothing yet.
+    """
+    first, *between = seed.place.layers
+    if not between or seed.blueprint not in SHARES or isinstance(first, Extensible):
+        return
+    *_, last = between
+    *readers, adder = seed.body.children()
+    columns = rows_of(adder)
+    if columns.any():
+        return
+    units = width_of(readers[0])
+    half = units // 2
+    for layer in readers:  # layers and norms with entries for each unit
+        for name, tensor in chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False)):
+            of_units = rows_of(layer) if name == "weight" else tensor
+            if of_units.dim():  # a norm also counts its batches
+                of_units[half : 2 * half] = of_units[:half]
+    of_unit = columns[0].numel() // units
+    drawn = _drawn_as(last, (len(columns), half, of_unit), inputs_of(adder), readers[0])
+    left = drawn.new_zeros(len(columns), units - 2 * half, of_unit)
+    columns.copy_(torch.cat([drawn, -drawn, left], dim=1).view(columns.shape))
+
+
+def _drawn_as(
+    layer: nn.Module,
+    shape: Sequence[int],
+    more: int,
+    seed: nn.Module,
+) -> Tensor:
+    """Draws weights of ``shape`` for a ``layer`` that gets ``more`` inputs, on the scale of those that it has.
+
+    The variance of a layer's weights falls with its inputs. The draw depends on the weights of ``seed`` alone.
+    """
+    weight = layer.get_parameter("weight")
+    inputs = inputs_of(layer)
+    deviation = float(weight.float().std(unbiased=False)) * math.sqrt(inputs / (inputs + more))
+    key = zlib.crc32(seed.get_parameter("weight").float().cpu().contiguous().numpy().tobytes())
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(key)) * deviation
+    return drawn.to(weight)
+
+
+@torch.no_grad()
 def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
-    """Gives the seed at ``other`` inputs or outputs of weight zero for the ``units`` that ``widened`` has got."""
+    """Gives the seed at ``other`` inputs or outputs of weight zero for the ``units`` that ``widened`` has got.
+
+    A seed that adds nothing yet reads them with weights of the scale of its others.
+    """
     if not other.layers or isinstance(other.layers[0], Extensible):
         return
     if other.layers[0] is widened.layers[-1]:  # it reads them
@@ -256,8 +309,11 @@ def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
         weight = first.get_parameter("weight")
         outputs, inputs, *kernel = weight.shape
         more = units * (inputs_of(widened.layers[-1]) // width_of(widened.layers[0]))
-        zeros = weight.new_zeros(outputs, more, *kernel)
-        replace_tensor(first, "weight", torch.cat([weight, zeros], dim=1))
+        columns = weight.new_zeros(outputs, more, *kernel)
+        *_, adder = body.children()
+        if not adder.get_parameter("weight").any():
+            columns = _drawn_as(first, columns.shape, more, first)
+        replace_tensor(first, "weight", torch.cat([weight, columns], dim=1))
         set_width(first, INPUTS, inputs + more)
     if other.layers[-1] is widened.layers[0]:  # it adds to them
         *_, last = body.children()

@@ -99,6 +99,8 @@ class TriedSeed:
 
     def words(self, score: ScoreUnit) -> str:
         """Describes the seed, with its contribution in the unit of the score."""
+        if self.kept and self.merged == self.planted:
+            return f"{self.name}: planted and merged at epoch {self.planted}{self.measured(score)}"
         planted = f"planted at epoch {self.planted}, "
         if self.kept and self.until == self.planted:
             planted = "planted and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+import esper
 from esper.agents.make import make_controller
 from esper.compare.compute import ComputeMeter, EpochKind
 from esper.compare.runner import grown_layers
 from esper.core.action import Op
 from esper.core.blueprints.adapted import AdaptedLinear, rank_of
 from esper.core.stage import SeedStage as S
+from esper.env.backend import look_at_layers
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
+from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.widen import redraw
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
@@ -39,11 +43,12 @@ def widths(world: Rig) -> list[int]:
 
 def test_a_kept_widening_becomes_a_part_of_its_layers_and_its_slot_is_free() -> None:
     with rig(env=MERGES) as world:
+        world.step()  # before the first epoch, it would be at once
         parameters = world.training().host.parameter_count
         offered = world.env.offers.parameters[0].copy()
         world.do("GERMINATE", "r2c0", "widen_half")
         slot = world.slot("r2c0")
-        assert (slot.stage, slot.merges, slot.last_merge) == (S.DORMANT, 1, 1)
+        assert (slot.stage, slot.merges, slot.last_merge) == (S.DORMANT, 1, 2)
         assert slot.merged_parameters == 130
         assert widths(world) == [5, 6]
         assert world.training().host.parameter_count == parameters + 130
@@ -57,12 +62,12 @@ def test_a_kept_widening_becomes_a_part_of_its_layers_and_its_slot_is_free() -> 
             ("DORMANT", "FOSSILIZED", "germinate"),
             ("FOSSILIZED", "DORMANT", "merged"),
         ]
-        (epoch,) = world.of_kind(EpochCompleted)
+        _, epoch = world.of_kind(EpochCompleted)
         assert epoch.contributions.keys() == {"r2c0"}, "measured while it could be"
         assert epoch.fossil_parameters == 130
         world.step()
-        assert world.of_kind(EpochCompleted)[1].fossil_parameters == 130
-        assert world.of_kind(EpochCompleted)[1].parameters == parameters + 130
+        assert world.of_kind(EpochCompleted)[2].fossil_parameters == 130
+        assert world.of_kind(EpochCompleted)[2].parameters == parameters + 130
 
 
 def test_a_controller_sees_how_wide_a_layer_is_how_often_it_grew_and_what_that_brought() -> (
@@ -70,6 +75,7 @@ def test_a_controller_sees_how_wide_a_layer_is_how_often_it_grew_and_what_that_b
 ):
     with rig(env=MERGES) as world:
         assert world.value("r2c0/width") == pytest.approx(np.log2(3) / 10)
+        world.step()
         world.do("GERMINATE", "r2c0", "widen_half")
         merged = float(world.env.state.accuracy[0])
         world.step()
@@ -110,6 +116,41 @@ def test_each_slot_counts_what_its_merge_has_added_if_several_merge_in_an_epoch(
             gained.append([slot.merged_parameters for slot in slots])
             assert sum(gained[-1]) == world.training().host.parameter_count - first
     assert gained[0] == gained[1], "the second one's new units read the first one's"
+
+
+def test_widenings_before_the_first_epoch_are_in_their_layers_when_it_trains() -> None:
+    with rig(env={**MERGES, "edits_per_epoch": 8}) as world:
+        host = world.training().host
+        x = world.training().sample
+        before = host.eval()(x).detach()
+        trained = []
+        train = world.env.backend.train
+
+        def look(active: Any, state: Any) -> None:
+            trained.append(
+                [module.weight.detach().clone() for module in convolutions()]
+            )
+            torch.testing.assert_close(host.eval()(x), before, rtol=1e-5, atol=1e-6)
+            train(active, state)
+
+        def convolutions() -> list[nn.Conv2d]:
+            return [
+                module for module in host.modules() if isinstance(module, nn.Conv2d)
+            ]
+
+        world.env.backend.train = look  # type: ignore[method-assign]
+        for slot in ("r2c0", "r2c1"):
+            world.do("GERMINATE", slot, "widen_whole")
+            assert world.slot(slot).stage is S.FOSSILIZED
+        world.step()
+        ((first, second),) = trained
+        assert (len(first), second.shape[1]) == (6, 6)
+        assert second[:, 3:].count_nonzero() > 0, "new units read one another"
+        slots = [world.slot(name) for name in ("r2c0", "r2c1")]
+        assert [(slot.merges, slot.last_merge) for slot in slots] == [(1, 0), (1, 0)]
+        offered = world.env.offers.parameters.copy()
+        look_at_layers(world.env)
+        assert np.array_equal(world.env.offers.parameters, offered)
 
 
 def test_by_default_kept_seeds_stay_beside() -> None:
@@ -170,6 +211,7 @@ def test_a_host_stays_as_it_is_while_an_anomaly_is_pending() -> None:
             return rollbacks
 
         world.env.backend.govern = suspicious  # type: ignore[method-assign]
+        world.step()
         world.do("GERMINATE", "r2c0", "widen_half")
         assert world.slot("r2c0").stage is S.FOSSILIZED
         world.env.backend.govern = govern  # type: ignore[method-assign]
@@ -220,22 +262,81 @@ def test_keeping_is_worth_what_it_was_after_a_merge() -> None:
 def test_a_merged_seed_counts_as_kept_in_the_experience_and_in_its_history() -> None:
     with rig(horizon=4, env=MERGES) as world:
         life = Life(0, 0)
+        world.step()
         for _ in range(2):
             world.do("GERMINATE", "r2c0", "widen_half")
-        world.step()
         world.step()
         assert world.terminated[0]
         for event in world.events:
             life.handle(event)
         assert [(seed.kept, seed.merged) for seed in life.seeds] == [
-            (True, 1),
             (True, 2),
+            (True, 3),
         ]
         assert all(seed.contribution is not None for seed in life.seeds)
         (episode,) = world.of_kind(EpisodeCompleted)
         assert episode.merges == {"r2c0": 2}
         assert episode.fossils == {}
         assert world.env.state.slots.kept[0] == 2
+
+
+def grow(world: Rig, first: int, last: int) -> None:
+    """Widens one layer three times, with a seed in it, a rollback, and epochs without growth."""
+    actions = {
+        0: ("GERMINATE", "r2c0", "widen_whole"),
+        1: ("GERMINATE", "r0c0", "conv_light"),
+        2: ("GERMINATE", "r2c0", "widen_half"),
+        3: ("ADVANCE", "r0c0"),
+        5: ("ADVANCE", "r0c0"),
+        7: ("GERMINATE", "r2c0", "widen_half"),
+        9: ("GERMINATE", "r2c1", "widen_quarter"),
+    }
+    for epoch in range(first, last):
+        if epoch == 8:
+            DAMAGE["NaN weight"](world.training())
+        world.do(*actions.get(epoch, ("WAIT",)))
+
+
+def require_exported(network: nn.Module, folder: Path) -> None:
+    """A saved host of digits computes the same bits, and without Esper's classes the same outputs."""
+    x = digits().test.inputs(0, 50)
+    export(network, folder / "host")
+    again = load_host(folder / "host", model=digits().build_host())
+    assert torch.equal(again(x), network(x))
+    plain: Any = esper.plain(again, x, merge=True)
+    torch.testing.assert_close(plain(x), network(x))
+    assert not any("esper" in type(m).__module__ for m in plain.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["eager", "native"])
+def test_a_host_that_grows_again_and_again_goes_on_after_a_stop_with_the_same_bits(
+    tier: str, tmp_path: Path
+) -> None:
+    env = {**MERGES, "one_incubating": False}
+    config: dict[str, Any] = {"env": env, "run": {"lanes": 1, "tier": tier}}
+    with rig(horizon=14, **config) as world:
+        grow(world, 0, 14)
+        whole = {name: t.clone() for name, t in all_tensors(world.training())}
+        observed = world.observation
+        assert world.slot("r2c0").merges == 3
+        assert world.env.state.rollbacks[0] == 1
+        assert widths(world)[0] > 8
+
+    for stop in (3, 8, 11):
+        with rig(horizon=14, **config) as world:
+            grow(world, 0, stop)
+            saved = copy.deepcopy(world.env.state_dict())
+        with rig(horizon=14, **config) as world:
+            seen, _ = world.env.load_state_dict(saved)
+            assert np.isfinite(seen).all()
+            grow(world, stop, 14)
+            for name, tensor in all_tensors(world.training()):
+                assert torch.equal(tensor, whole[name]), name
+            np.testing.assert_array_equal(world.observation, observed)
+
+            network = committed_network(world.training())
+    require_exported(network, tmp_path)
 
 
 def test_static_is_the_host_of_the_grown_widths_with_fresh_weights() -> None:

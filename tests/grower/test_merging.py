@@ -469,3 +469,27 @@ def test_a_copy_that_was_made_while_hooks_rest_is_known_at_the_end() -> None:
     with pytest.warns(UserWarning, match="no seed in slot r0c0"):
         loop.grower.finish()
     assert copied.n_averaged == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_widenings_at_the_start_are_in_their_layers_before_the_first_step(
+    stopped: bool,
+) -> None:
+    """The model computes the same, and its new units all learn in the first step."""
+    actions = {0: plant("r2c0", "widen_whole")}
+    loop = merging(actions, early=True, epochs=4)
+    wanted = outputs(loop.model)
+    loop.run(0)
+    assert loop.model.body[0].out_features == 24
+    assert loop.grower.merged == {"r2c0": ("widen_whole",)}
+    torch.testing.assert_close(outputs(loop.model), wanted)
+    (layer,) = loop.grower.summary().layers
+    assert (layer.before, layer.after) == (12, 24)
+    if stopped:
+        saved = saved_of(loop)
+        loop = resumed(saved, 0, merging(actions, epochs=4))
+    before = loop.model.body[0].weight.detach().clone()
+    loop.early = False
+    loop.run(1)
+    moved = (loop.model.body[0].weight - before)[12:].abs().amax(dim=1)
+    assert (moved > 0).float().mean() > 0.5  # a ReLU may be dead

@@ -122,6 +122,41 @@ def test_a_merged_network_computes_the_same_with_nothing_of_esper_in_it(
     assert torch.equal(network(x), wanted)  # the network itself is as it was
 
 
+@pytest.mark.parametrize(
+    "kind", ["one widening", "all in a row", "fused", "grafted", "grafted, one"]
+)
+def test_units_that_never_trained_add_nothing_and_all_learn_in_the_first_step(
+    kind: str,
+) -> None:
+    network, x = grown(kind)
+    for name, seed in network.seeds.items():
+        if network.kept[name].blueprint.startswith("widen"):
+            *_, last = seed.get_submodule("body").children()
+            nn.init.zeros_(last.get_parameter("weight"))
+    before = {name: len(p) for name, p in network.host.named_parameters()}
+    wanted = network(x)
+    draws = torch.get_rng_state()
+    merged = esper.plain(network, x, merge=True)
+    assert torch.equal(torch.get_rng_state(), draws)
+    torch.testing.assert_close(merged(x), wanted, rtol=1e-6, atol=1e-6)
+    F.cross_entropy(merged(x), torch.arange(6)).backward()
+    widened = 0
+    for (name, units), new in zip(before.items(), merged.parameters(), strict=True):
+        if new.dim() < 2 or len(new) == units:
+            continue
+        widened += 1
+        assert new.grad is not None
+        learns = new.grad[units:].flatten(1).any(dim=1)
+        assert learns.float().mean() >= 0.5, name  # a ReLU may be dead for six samples
+        # Both units of a pair read the same, and part in the first step.
+        half = len(learns) // 2
+        assert torch.equal(new[units : units + half], new[units + half :][:half])
+        assert not torch.allclose(
+            new.grad[units : units + half], new.grad[units + half :][:half]
+        )
+    assert widened
+
+
 def test_weights_between_two_widenings_are_zero_and_learn() -> None:
     network, x = grown("all in a row")
     merged = esper.plain(network, x, merge=True)
