@@ -129,44 +129,14 @@ class EpochLoop:
 
         While an anomaly is pending, a host stays as it is. Returns what was merged, by env.
         """
-        return self._merge(self.state.slots.epochs_in_stage > 0)
+        return _merge(self, self.state.slots.epochs_in_stage > 0)
 
     def join(self, trains: Bools) -> None:
         """Merges seeds of the envs ``trains`` bool [E] that are a part of their hosts at once, before the first epoch,
         so that their layers train from the first step as layers of that width do."""
         slots = self.state.slots
         first = trains & (self.state.epoch == 0)
-        self.joined = self._merge(self.backend.at_once[slots.blueprint] & first[:, None])
-
-    def _merge(self, where: Bools) -> dict[int, Merge]:
-        """Merges the fossils of ``where`` bool [E, S], see :meth:`merge`."""
-        state = self.state
-        slots = state.slots
-        ready = state.trained & ~state.done & ~state.anomaly_pending
-        due = slots.fossil & where & ready[:, None]
-        if not self.config.merge or not due.any():
-            return {}
-        merges = self.backend.merge(due, state)
-        where = np.zeros_like(due)
-        parameters = np.zeros_like(slots.merged_parameters)
-        flops = np.zeros_like(slots.merged_flops)
-        for row, merge in merges.items():
-            where[row] = merge.slots
-            parameters[row] = merge.parameters
-            flops[row] = merge.flops
-        transitions.merge(
-            slots,
-            where,
-            parameters,
-            flops,
-            state.epoch[:, None],
-            state.accuracy[:, None],
-        )
-        if merges:
-            self.backend.rebase(np.any(where, axis=1), state)
-        if self.reporter is not None:
-            self.reporter.merged()
-        return merges
+        self.joined = _merge(self, self.backend.at_once[slots.blueprint] & first[:, None])
 
     def without_growth(self, run_seed: int) -> Iterator[EnvState]:
         """Runs an episode of each host that is left alone; yields the state after each validation, also the first."""
@@ -345,3 +315,34 @@ class EpochLoop:
         before = self.state.epoch - self.plateau_epochs
         earlier = self.best_by_epoch[np.arange(len(before)), np.maximum(before, 0)]
         return np.where(before >= 0, self.state.best_accuracy - earlier, np.inf)
+
+
+def _merge(loop: EpochLoop, where: Bools) -> dict[int, Merge]:
+    """Merges the fossils of ``where`` bool [E, S], see :meth:`EpochLoop.merge`."""
+    state = loop.state
+    slots = state.slots
+    ready = state.trained & ~state.done & ~state.anomaly_pending
+    due = slots.fossil & where & ready[:, None]
+    if not loop.config.merge or not due.any():
+        return {}
+    merges = loop.backend.merge(due, state)
+    where = np.zeros_like(due)
+    parameters = np.zeros_like(slots.merged_parameters)
+    flops = np.zeros_like(slots.merged_flops)
+    for row, merge in merges.items():
+        where[row] = merge.slots
+        parameters[row] = merge.parameters
+        flops[row] = merge.flops
+    transitions.merge(
+        slots,
+        where,
+        parameters,
+        flops,
+        state.epoch[:, None],
+        state.accuracy[:, None],
+    )
+    if merges:
+        loop.backend.rebase(np.any(where, axis=1), state)
+    if loop.reporter is not None:
+        loop.reporter.merged()
+    return merges

@@ -416,9 +416,7 @@ class TrainingBackend(Backend):
         merges = {}
         for row in np.flatnonzero(due.any(axis=1)).tolist():
             host = self.hosts[row]
-            assign_roles(
-                host.training, host.slot_sites, state.slots, host.row
-            )  # some were planted after the last epoch
+            assign_roles(host.training, host.slot_sites, state.slots, host.row)  # some are new
             merge = host.merger.merge(host.training, host.slot_sites, due[row])
             if merge is not None:
                 merges[row] = merge

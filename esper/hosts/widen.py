@@ -251,11 +251,9 @@ def merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
 
 @torch.no_grad()
 def draw_pairs(seed: SourceSeed) -> None:
-    """Draws the weights of new units that have never trained, so that their layers train as if they had been as wide
-    from the start; those of a seed that has trained stay.
+    """Draws the weights of new units that have never trained, in pairs that read the same, with opposite outputs.
 
-    New units are drawn in pairs that read the same, with opposite outgoing weights of the host's scale: together they
-    add nothing, but all get gradients in the first step, and part in it. An odd unit adds nothing yet.
+    Together they add nothing, but all get gradients in the first step, and part in it. An odd unit adds nothing yet.
     """
     first, *between = seed.place.layers
     if not between or seed.blueprint not in SHARES or isinstance(first, Extensible):
@@ -278,16 +276,9 @@ def draw_pairs(seed: SourceSeed) -> None:
     columns.copy_(torch.cat([drawn, -drawn, left], dim=1).view(columns.shape))
 
 
-def _drawn_as(
-    layer: nn.Module,
-    shape: Sequence[int],
-    more: int,
-    seed: nn.Module,
-) -> Tensor:
-    """Draws weights of ``shape`` for a ``layer`` that gets ``more`` inputs, on the scale of those that it has.
-
-    The variance of a layer's weights falls with its inputs. The draw depends on the weights of ``seed`` alone.
-    """
+def _drawn_as(layer: nn.Module, shape: Sequence[int], more: int, seed: nn.Module) -> Tensor:
+    """Draws weights of ``shape`` for a ``layer`` that gets ``more`` inputs: the variance of its weights falls with its
+    inputs. The draw depends on the weights of ``seed`` alone."""
     weight = layer.get_parameter("weight")
     inputs = inputs_of(layer)
     deviation = float(weight.float().std(unbiased=False)) * math.sqrt(inputs / (inputs + more))

@@ -60,7 +60,7 @@ def test_the_folder_of_a_loop_reads_as_a_finished_run(finished: Path) -> None:
     assert "task Net" in shown.output
     assert "finished: 1 round played\n" in shown.output
     assert "Nothing was compared" in shown.output
-    assert re.search(r" 0\.\d+ grown,", shown.output)  # in the unit of the score
+    assert re.search(r"a validation score of 0\.\d+\.", shown.output)  # in its unit
     assert "%" not in shown.output.partition("time ")[0]
     assert "mlp_small" in (finished / "report.html").read_text()
 
@@ -79,9 +79,9 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(
     for name, folder in folders.items():
         shown[name] = runner.invoke(group, ["show", str(folder)]).output
         pages[name] = (folder / "report.html").read_text()
-    assert "without growth" not in shown["a"]
+    assert "baseline" not in shown["a"]
     assert "without growth" not in pages["a"]
-    assert " 0.250 without growth" in shown["b"]
+    assert "baseline 0.2500." in shown["b"]
     assert "without growth" in pages["b"]
     (curve,) = open_run(tmp_path / "b").of(events.BaselineMeasured)
     assert curve.accuracy == (25.0,) * 14

@@ -59,10 +59,9 @@ def test_a_widening_is_told_in_units_of_the_layer(merge: bool) -> None:
     assert after - before == 6 * (8 + 1) + 6 * 12
     assert told.operations - told.operations_before == 2 * 6 * (8 + 12)
     assert "body.0: 12 -> 18 units" in str(told)
-    assert (
-        "widen_half in body.0 -> body.2, 12 -> 18 units: planted and kept at epoch 1"
-        in str(told)
-    )
+    became = "merged" if merge else "kept"
+    seed = "widen_half in body.0 -> body.2, 12 -> 18 units"
+    assert f"{seed}: planted and {became} at epoch 1" in str(told)
 
 
 def test_a_step_after_which_nothing_is_left_to_do_counts_what_has_merged() -> None:

@@ -65,9 +65,23 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a rollback after a merge finds other layers",
             "esper/env/epoch_loop.py",
-            "            self.backend.rebase(np.any(where, axis=1), state)\n",
-            "            pass\n",
+            "        loop.backend.rebase(np.any(where, axis=1), state)\n",
+            "        pass\n",
             f"{MERGING}a_rollback_keeps_what_was_merged",
+        ),
+        Fault(
+            "new units that never trained begin with outputs of zero",
+            "esper/hosts/widen.py",
+            "    columns.copy_(torch.cat(",
+            "    (torch.cat(",
+            "tests/hosts/test_widen.py::test_units_that_never_trained_add_nothing_and_all_learn_in_the_first_step",
+        ),
+        Fault(
+            "widenings of the start stay beside their layers for an epoch",
+            "esper/env/epoch_loop.py",
+            "        first = trains & (self.state.epoch == 0)\n",
+            "        first = trains & (self.state.epoch < 0)\n",
+            "tests/env/test_merging.py::test_widenings_before_the_first_epoch_are_in_their_layers_when_it_trains",
         ),
         Fault(
             "a budget forgets what was merged",

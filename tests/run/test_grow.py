@@ -268,7 +268,7 @@ def test_an_advisor_decides_where_layers_can_be_wider_at_a_price() -> None:
         text = " ".join(repr(grown).split())
         assert f"0: {layer.before} -> {layer.after} units" in text
         assert layer.after == grown.network.get_submodule("host.model.0").out_channels
-        assert "in 0 -> 4 (r2c0): planted and kept at epoch 0" in text
+        assert "in 0 -> 4 (r2c0): planted and merged at epoch 0" in text
         assert grown.reason in text
     assert seeds[1e6] == {}
     assert set(seeds[0.0]) == {"r2c0"}
