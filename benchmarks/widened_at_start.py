@@ -7,6 +7,7 @@ Six kinds of noisy signals, 96 samples long. A line for each seed: test accuracy
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import torch
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 
-SEEDS = 3
 SIZES = ((256, 8), (600, 8))
 """Training samples and epochs."""
 KINDS = 6
@@ -107,9 +107,12 @@ def trained(
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
     for samples, epochs in SIZES:
-        for seed in range(SEEDS):
+        for seed in range(chosen.seeds):
             grown, widths = trained(seed, samples, epochs, (4, 6), True)
             wide, _ = trained(seed, samples, epochs, widths, False)
             print(
