@@ -221,6 +221,7 @@ def test_a_host_stays_as_it_is_while_an_anomaly_is_pending() -> None:
 
 def test_a_rollback_keeps_what_was_merged() -> None:
     with rig(env=MERGES) as world:
+        world.step()
         world.do("GERMINATE", "r2c0", "widen_half")
         wanted = {
             name: tensor.clone()
