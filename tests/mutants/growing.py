@@ -18,7 +18,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/hosts/merge.py",
             "@training_state()\n@torch.no_grad()\ndef merge_linear",
             "@torch.no_grad()\ndef merge_linear",
-            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[merged-another device]",
+            "tests/grower/test_surroundings.py::test_steps_in_any_state_grow_the_same_network[another device-True]",
         ),
         Fault(
             "the delta has a share of its own",
