@@ -143,7 +143,7 @@ class ActionSpec:
         }[head]
 
     def index(self, head: str, value: object) -> int:
-        """Returns the index of a head's value. Raises ValueError listing the choices if it is none of them."""
+        """Returns the index of a head's value. Raises ValueError, which lists the choices, for an unknown value."""
         choices = self.choices(head)
         if value is None:
             raise ValueError(f"{head} is missing; choose one of: {', '.join(map(str, choices))}")

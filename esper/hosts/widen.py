@@ -254,6 +254,7 @@ def draw_pairs(seed: SourceSeed) -> None:
     """Draws the weights of new units that have never trained, in pairs that read the same, with opposite outputs.
 
     Together they add nothing, but all get gradients in the first step, and part in it. An odd unit adds nothing yet.
+    Dropout behind them parts them before: then they add noise around zero.
     """
     first, *between = seed.place.layers
     if not between or seed.blueprint not in SHARES or isinstance(first, Extensible):

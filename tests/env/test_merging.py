@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import esper
 from esper.agents.make import make_controller
 from esper.compare.compute import ComputeMeter, EpochKind
 from esper.compare.runner import grown_layers
@@ -23,7 +21,6 @@ from esper.core.stage import SeedStage as S
 from esper.env.backend import look_at_layers
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.widen import redraw
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
@@ -279,65 +276,6 @@ def test_a_merged_seed_counts_as_kept_in_the_experience_and_in_its_history() -> 
         assert episode.merges == {"r2c0": 2}
         assert episode.fossils == {}
         assert world.env.state.slots.kept[0] == 2
-
-
-def grow(world: Rig, first: int, last: int) -> None:
-    """Widens one layer three times, with a seed in it, a rollback, and epochs without growth."""
-    actions = {
-        0: ("GERMINATE", "r2c0", "widen_whole"),
-        1: ("GERMINATE", "r0c0", "conv_light"),
-        2: ("GERMINATE", "r2c0", "widen_half"),
-        3: ("ADVANCE", "r0c0"),
-        5: ("ADVANCE", "r0c0"),
-        7: ("GERMINATE", "r2c0", "widen_half"),
-        9: ("GERMINATE", "r2c1", "widen_quarter"),
-    }
-    for epoch in range(first, last):
-        if epoch == 8:
-            DAMAGE["NaN weight"](world.training())
-        world.do(*actions.get(epoch, ("WAIT",)))
-
-
-def require_exported(network: nn.Module, folder: Path) -> None:
-    """A saved host of digits computes the same bits, and without Esper's classes the same outputs."""
-    x = digits().test.inputs(0, 50)
-    export(network, folder / "host")
-    again = load_host(folder / "host", model=digits().build_host())
-    assert torch.equal(again(x), network(x))
-    plain: Any = esper.plain(again, x, merge=True)
-    torch.testing.assert_close(plain(x), network(x))
-    assert not any("esper" in type(m).__module__ for m in plain.modules())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", ["eager", "native"])
-def test_a_host_that_grows_again_and_again_goes_on_after_a_stop_with_the_same_bits(
-    tier: str, tmp_path: Path
-) -> None:
-    env = {**MERGES, "one_incubating": False}
-    config: dict[str, Any] = {"env": env, "run": {"lanes": 1, "tier": tier}}
-    with rig(horizon=14, **config) as world:
-        grow(world, 0, 14)
-        whole = {name: t.clone() for name, t in all_tensors(world.training())}
-        observed = world.observation
-        assert world.slot("r2c0").merges == 3
-        assert world.env.state.rollbacks[0] == 1
-        assert widths(world)[0] > 8
-
-    for stop in (3, 8, 11):
-        with rig(horizon=14, **config) as world:
-            grow(world, 0, stop)
-            saved = copy.deepcopy(world.env.state_dict())
-        with rig(horizon=14, **config) as world:
-            seen, _ = world.env.load_state_dict(saved)
-            assert np.isfinite(seen).all()
-            grow(world, stop, 14)
-            for name, tensor in all_tensors(world.training()):
-                assert torch.equal(tensor, whole[name]), name
-            np.testing.assert_array_equal(world.observation, observed)
-
-            network = committed_network(world.training())
-    require_exported(network, tmp_path)
 
 
 def test_static_is_the_host_of_the_grown_widths_with_fresh_weights() -> None:
